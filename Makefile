@@ -1,0 +1,72 @@
+# `make demo` and `make test` each do everything, from a fresh clone: no other step is needed.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+DEV    := $(VENV)/.installed-dev
+DEMO   := $(VENV)/.installed-demo
+INPUTS := pyproject.toml constraints.txt
+
+# The demo needs less than the tests do; where the larger set is installed it serves both.
+READY_FOR_DEMO := $(if $(wildcard $(DEV)),$(DEV),$(DEMO))
+
+# Two workers on few cores: more threads than one each only slow each other down.
+# loadfile keeps the examples of one documentation page, which share a namespace, on one worker.
+WORKERS ?= 2
+PYTEST  := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-demo demo test test-fast test-slow test-browser lint typecheck format docs bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(DEV) ## make .venv and install everything for development
+
+setup-demo: $(READY_FOR_DEMO) ## make .venv and install what the demo needs
+
+demo: $(READY_FOR_DEMO) ## train, fit, tune, and write the report
+	$(BIN)/lapwing demo
+
+test: lint typecheck test-fast ## linter, type checker, fast tests, documentation examples
+
+test-fast: $(DEV) ## fast tests and documentation examples only
+	$(PYTEST)
+
+test-slow: $(DEV) ## slow and statistical tests
+	$(PYTEST) -m "slow or statistical" tests
+
+test-browser: $(DEV) ## open the report in headless Chromium (needs chromium)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests
+
+lint: $(DEV) ## linter and formatter, changing nothing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+typecheck: $(DEV) ## type checker
+	$(BIN)/mypy
+
+format: $(DEV) ## sort imports, fix what is safe to fix, format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(DEV) ## build the documentation into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+bench: $(DEV) ## time and memory against a gradient epoch and a forward pass
+	$(BIN)/lapwing bench
+
+clean: ## remove what the other targets made, except .venv
+	rm -rf site dist lapwing-report bench-results .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	find src tests docs examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(DEV): $(INPUTS) | $(BIN)/python
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(DEMO): $(INPUTS) | $(BIN)/python
+	$(BIN)/python -m pip install -c constraints.txt -e '.[demo]'
+	@touch $@

@@ -1,0 +1,56 @@
+"""Lapwing: error bars for the neural network you already trained."""
+
+from lapwing.curvature import Block, Diagonal, Empirical, Exact, Full, Sampled
+from lapwing.diagnosis import Diagnosis
+from lapwing.errors import (
+    InputError,
+    InputTypeError,
+    LapwingError,
+    NumericalError,
+    ShapeError,
+    StructureError,
+)
+from lapwing.fit import fit, prior, tune
+from lapwing.likelihoods import (
+    Bernoulli,
+    Categorical,
+    CustomLikelihood,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+    Poisson,
+    check_likelihood,
+)
+from lapwing.posterior import Posterior
+from lapwing.predictive import Prediction
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Bernoulli",
+    "Block",
+    "Categorical",
+    "CustomLikelihood",
+    "Diagnosis",
+    "Diagonal",
+    "Empirical",
+    "Exact",
+    "Full",
+    "Gaussian",
+    "HeteroscedasticGaussian",
+    "InputError",
+    "InputTypeError",
+    "LapwingError",
+    "Likelihood",
+    "NumericalError",
+    "Poisson",
+    "Posterior",
+    "Prediction",
+    "Sampled",
+    "ShapeError",
+    "StructureError",
+    "check_likelihood",
+    "fit",
+    "prior",
+    "tune",
+]

@@ -1,0 +1,145 @@
+"""Structures: how the rows SᵀJ of the data are added up into a Curvature.
+
+Curvature is a sum over data, so an accumulator only ever adds; batches, chunks and their order do not matter.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+from lapwing._types import Tensor
+from lapwing.jacobian import Jacobian
+from lapwing.operators import (
+    BlockDiagonalCurvature,
+    Curvature,
+    DenseCurvature,
+    DiagonalCurvature,
+    LowRankCurvature,
+)
+from lapwing.params import ParamLayout
+
+
+class Accumulator(ABC):
+    """A running sum of rows' outer products, in one structure."""
+
+    @abstractmethod
+    def add(self, rows: Jacobian) -> None: ...
+
+    @abstractmethod
+    def result(self) -> Curvature: ...
+
+
+class Structure(ABC):
+    """A choice of which entries of H are kept."""
+
+    @abstractmethod
+    def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator: ...
+
+    @abstractmethod
+    def stored_floats(self, layout: ParamLayout) -> int:
+        """Numbers kept after the fit, at most."""
+
+    @abstractmethod
+    def row_floats(self, layout: ParamLayout, factored: int) -> int:
+        """Numbers one row SᵀJ takes while it is added; `factored` is what it takes as factors."""
+
+
+@dataclass(frozen=True)
+class Full(Structure):
+    """Every entry of H: exact. Kept as rows while there are fewer rows than parameters, else as a matrix."""
+
+    def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
+        return _Full(layout.p, device)
+
+    def stored_floats(self, layout: ParamLayout) -> int:
+        return layout.p**2
+
+    def row_floats(self, layout: ParamLayout, factored: int) -> int:
+        return 2 * layout.p
+
+
+@dataclass(frozen=True)
+class Block(Structure):
+    """One dense block per module: exact within a layer, nothing between layers."""
+
+    def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
+        return _Blocks(layout, device)
+
+    def stored_floats(self, layout: ParamLayout) -> int:
+        return sum((s.stop - s.start) ** 2 for s in layout.module_slices.values())
+
+    def row_floats(self, layout: ParamLayout, factored: int) -> int:
+        return 2 * max(s.stop - s.start for s in layout.module_slices.values()) + factored
+
+
+@dataclass(frozen=True)
+class Diagonal(Structure):
+    """The diagonal of H only."""
+
+    def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
+        return _Diagonal(layout.p, device)
+
+    def stored_floats(self, layout: ParamLayout) -> int:
+        return layout.p
+
+    def row_floats(self, layout: ParamLayout, factored: int) -> int:
+        return 2 * factored
+
+
+class _Full(Accumulator):
+    def __init__(self, p: int, device: torch.device) -> None:
+        self.p, self.device = p, device
+        self.n_rows = 0
+        self.pieces: list[Jacobian] = []
+        self.H: Tensor | None = None
+
+    def add(self, rows: Jacobian) -> None:
+        self.n_rows += rows.n * rows.c
+        self.pieces.append(rows)
+        # N·C < P: the rows are the smaller side, and small Gram matrices replace the P × P one.
+        if self.n_rows >= self.p:
+            self._fold()
+
+    def result(self) -> Curvature:
+        if self.H is not None:
+            self._fold()
+            return DenseCurvature.of(self.H)
+        widest = max(piece.c for piece in self.pieces)
+        if any(piece.c != widest for piece in self.pieces):  # rows of unequal width stack one row per datum
+            self.pieces = [piece.single_rows() for piece in self.pieces]
+        return LowRankCurvature.of(self.pieces[0].concatenated(self.pieces[1:]))
+
+    def _fold(self) -> None:
+        if self.H is None:
+            self.H = torch.zeros(self.p, self.p, dtype=torch.float64, device=self.device)
+        for piece in self.pieces:
+            M = piece.dense().reshape(-1, self.p)
+            self.H.addmm_(M.T, M)
+        self.pieces = []
+
+
+class _Blocks(Accumulator):
+    def __init__(self, layout: ParamLayout, device: torch.device) -> None:
+        self.slices = tuple(layout.module_slices.values())
+        self.blocks = [_Full(s.stop - s.start, device) for s in self.slices]
+
+    def add(self, rows: Jacobian) -> None:
+        for s, block in zip(self.slices, self.blocks, strict=True):
+            block.add(rows.columns(s))
+
+    def result(self) -> Curvature:
+        return BlockDiagonalCurvature(self.slices, tuple(block.result() for block in self.blocks))
+
+
+class _Diagonal(Accumulator):
+    def __init__(self, p: int, device: torch.device) -> None:
+        self.entries = torch.zeros(p, dtype=torch.float64, device=device)
+
+    def add(self, rows: Jacobian) -> None:
+        self.entries += rows.sum_squares()
+
+    def result(self) -> Curvature:
+        return DiagonalCurvature(self.entries)

@@ -1,0 +1,86 @@
+"""Kinds of curvature: each turns the likelihood at f into columns S, so that H = Σ_n J_nᵀ S_n S_nᵀ J_n.
+
+Columns come in parts, one per dispersion of the likelihood, at unit dispersion: H = Σ_g c_g H_g with
+c_g = `scales(likelihood)`, so a new noise level needs no new pass over the data.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from lapwing._types import Float, Tensor
+from lapwing.errors import InputError, StructureError
+from lapwing.likelihoods import Likelihood
+
+
+class Fisher(ABC):
+    """How the curvature of the likelihood in output space is obtained."""
+
+    @abstractmethod
+    def parts(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[Float[Tensor, "n t c m"]]:
+        """Columns for each part; with `separate_sites` false, column j of all sites belongs to one row of SᵀJ."""
+
+    @abstractmethod
+    def scales(self, likelihood: Likelihood) -> Float[Tensor, " g"]: ...
+
+    separate_sites: bool
+
+
+@dataclass(frozen=True)
+class Exact(Fisher):
+    """The generalised Gauss–Newton matrix: S Sᵀ = Λ exactly, one column per output."""
+
+    separate_sites = True
+
+    def parts(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[Float[Tensor, "n t c m"]]:
+        return likelihood.part_roots(f, y)
+
+    def scales(self, likelihood: Likelihood) -> Float[Tensor, " g"]:
+        return likelihood.part_scales()
+
+
+@dataclass(frozen=True, eq=False)
+class Sampled(Fisher):
+    """Labels drawn from the model: r rᵀ averaged over n_draws is an unbiased Λ.
+
+    The residuals of different sites are independent with mean zero, so one row holds them all.
+    """
+
+    generator: torch.Generator
+    n_draws: int = 1
+    separate_sites = False
+
+    def __post_init__(self) -> None:
+        if self.n_draws < 1:
+            raise InputError(f"n_draws: expected at least one draw, got {self.n_draws}.")
+
+    def parts(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[Float[Tensor, "n t c m"]]:
+        draws = [likelihood.part_sampled(f, y, generator=self.generator) for _ in range(self.n_draws)]
+        return [torch.stack(part, dim=-1) / self.n_draws**0.5 for part in zip(*draws, strict=True)]
+
+    def scales(self, likelihood: Likelihood) -> Float[Tensor, " g"]:
+        return likelihood.part_scales()
+
+
+@dataclass(frozen=True)
+class Empirical(Fisher):
+    """Observed labels: Σ r rᵀ. Not a Hessian approximation away from a calibrated model; never a default."""
+
+    separate_sites = True
+
+    def parts(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[Float[Tensor, "n t c m"]]:
+        parts = likelihood.part_residuals(f, y)
+        if len(parts) > 1:
+            raise StructureError(
+                'fisher="empirical" with one noise level per output: residuals of different outputs multiply, so the '
+                'curvature does not split by output. Use fisher="exact" or "mc", or one shared noise level.'
+            )
+        return [part[..., None] for part in parts]
+
+    def scales(self, likelihood: Likelihood) -> Float[Tensor, " g"]:
+        # The residual carries 1/σ², so its square carries 1/σ⁴.
+        return likelihood.part_scales() ** 2

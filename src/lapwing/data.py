@@ -1,0 +1,191 @@
+"""Batches: a re-iterable of (x, y), whatever the model accepts as x."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from lapwing.errors import InputError, InputTypeError, ShapeError
+
+_ROWS = 256  # rows per batch when the user handed over whole arrays
+
+
+@dataclass(frozen=True, eq=False)
+class ModelInput:
+    """What the model is called with: positional and keyword arguments for a batch of n data.
+
+    Tensors whose first axis has length n carry the batch; everything else is passed along whole.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    n: int
+
+    def mapped(self, function: Callable[[Any], Any], n: int) -> ModelInput:
+        return ModelInput(
+            tuple(function(v) for v in self.args), {key: function(v) for key, v in self.kwargs.items()}, n
+        )
+
+    def batched(self, value: Any) -> bool:
+        return isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == self.n
+
+    def rows(self, index: slice | Tensor) -> ModelInput:
+        """The data at some rows of the batch."""
+        n = len(torch.arange(self.n)[index])
+        return self.mapped(lambda v: v[index] if self.batched(v) else v, n)
+
+    def leaves(self) -> list[tuple[str, Any]]:
+        named = [(f"positional input {i}" if len(self.args) > 1 else "the input", v) for i, v in enumerate(self.args)]
+        return named + [(f"input '{key}'", v) for key, v in self.kwargs.items()]
+
+
+def as_input(x: Any, where: str = "x") -> ModelInput:
+    """A tensor, array, tuple (positional arguments) or mapping (keyword arguments) as a ModelInput."""
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = {}
+    if isinstance(x, Mapping):
+        args, kwargs = (), {key: _as_tensor(v) for key, v in x.items()}
+    elif isinstance(x, tuple | list):
+        args = tuple(_as_tensor(v) for v in x)
+    else:
+        args = (_as_tensor(x),)
+    sizes = [v.shape[0] for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.ndim > 0]
+    if not sizes:
+        raise InputTypeError(
+            f"{where}: expected a tensor, a tuple of tensors or a mapping of tensors with the batch as first axis, "
+            f"got {type(x).__name__}. A single datum needs a batch axis: x[None]."
+        )
+    result = ModelInput(args, kwargs, sizes[0])
+    if result.n == 0:
+        raise InputError(f"{where}: the batch is empty (first axis of length 0).")
+    _check_finite(result, where)
+    return result
+
+
+@dataclass(frozen=True, eq=False)
+class Batches:
+    """The user's data as (ModelInput, targets) pairs; iterating again gives the data again."""
+
+    source: Iterable[Any]
+
+    def __iter__(self) -> Iterator[tuple[ModelInput, Any]]:
+        seen = 0
+        for number, batch in enumerate(self.source):
+            seen += 1
+            yield _split(batch, f"batch {number}")
+        if not seen:
+            raise InputError(
+                "The data gave no batch: the loader or data set is empty. Check the sampler, `drop_last` and the split."
+            )
+
+    def __len__(self) -> int:
+        """How many batches are announced; 0 when the source cannot say."""
+        try:
+            return len(self.source) if isinstance(self.source, Sized) else 0
+        except TypeError:  # a DataLoader over an iterable data set has __len__ but refuses to answer
+            return 0
+
+    def first(self) -> tuple[ModelInput, Any]:
+        return next(iter(self))
+
+
+def as_batches(data: Any, where: str = "data") -> Batches:
+    """A DataLoader, Dataset, (X, Y) of tensors or arrays, or any re-iterable of batches."""
+    if isinstance(data, Batches):
+        return data
+    if isinstance(data, DataLoader):
+        return Batches(data)
+    if isinstance(data, IterableDataset | Dataset):
+        return Batches(DataLoader(data, batch_size=_ROWS))
+    # A tuple is (X, Y); a list is a list of batches, even when there are two of them: [(x, y), (x, y)].
+    if isinstance(data, tuple) and len(data) == 2 and _holds_arrays(data[0]):
+        return Batches(_Arrays(*data, where=where))
+    if isinstance(data, list) and len(data) == 2 and all(isinstance(v, Tensor | np.ndarray) for v in data):
+        return Batches(_Arrays(*data, where=where))
+    if isinstance(data, Mapping) and "labels" in data:
+        return Batches([data])
+    if isinstance(data, Iterator):
+        raise InputTypeError(
+            f"{where} is a one-shot iterator ({type(data).__name__}); Lapwing may need several passes. "
+            "Pass a list of batches, a DataLoader, or (X, Y)."
+        )
+    if isinstance(data, Iterable) and not isinstance(data, str | bytes | Tensor | np.ndarray | Mapping):
+        return Batches(data)
+    raise InputTypeError(
+        f"{where}: expected a DataLoader, a Dataset, a pair (X, Y) or an iterable of (x, y) batches, "
+        f"got {type(data).__name__}."
+    )
+
+
+class _Arrays:
+    """(X, Y) held in memory, handed out in order, some rows at a time."""
+
+    def __init__(self, x: Any, y: Any, *, where: str) -> None:
+        self.x = as_input(x, f"{where}: X")
+        self.y = tuple(_as_tensor(v) for v in y) if isinstance(y, tuple) else _as_tensor(y)
+        first = self.y[0] if isinstance(self.y, tuple) else self.y
+        if not isinstance(first, Tensor) or first.ndim == 0:
+            raise InputTypeError(f"{where}: Y must be a tensor or array with one row per datum, got {type(y).__name__}.")
+        if first.shape[0] != self.x.n:
+            raise ShapeError(f"{where}: X has {self.x.n} rows but Y has {first.shape[0]}; they must pair up.")
+
+    def __len__(self) -> int:
+        return -(-self.x.n // _ROWS)
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        for start in range(0, self.x.n, _ROWS):
+            rows = slice(start, start + _ROWS)
+            y = tuple(v[rows] for v in self.y) if isinstance(self.y, tuple) else self.y[rows]
+            yield self.x.rows(rows), y
+
+
+def _split(batch: Any, where: str) -> tuple[ModelInput, Any]:
+    if isinstance(batch, Mapping):
+        if "labels" not in batch:
+            raise InputError(
+                f"{where}: a mapping must hold its targets under 'labels'; its keys are {', '.join(map(str, batch))}."
+            )
+        x, y = {key: v for key, v in batch.items() if key != "labels"}, batch["labels"]
+    elif isinstance(batch, tuple | list) and len(batch) == 2:
+        x, y = batch
+    else:
+        what = f"a {type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
+        raise InputTypeError(
+            f"{where}: expected a pair (x, y) or a mapping with 'labels', got {what}. "
+            "Several model inputs go into x as a tuple: ((x1, x2), y)."
+        )
+    inputs = x if isinstance(x, ModelInput) else as_input(x, where)
+    return inputs, tuple(_as_tensor(v) for v in y) if isinstance(y, tuple | list) else _as_tensor(y)
+
+
+def _as_tensor(value: Any) -> Any:
+    """NumPy arrays become tensors (copied when read-only); everything else stays what it is."""
+    if isinstance(value, np.ndarray | np.generic):
+        if value.dtype == object or value.dtype.kind in "USO":
+            raise InputTypeError(f"Arrays of dtype {value.dtype} cannot be turned into tensors; encode them as numbers.")
+        return torch.from_numpy(np.array(value))
+    return value
+
+
+def _holds_arrays(x: Any) -> bool:
+    if isinstance(x, Mapping):
+        return any(_holds_arrays(v) for v in x.values())
+    if isinstance(x, tuple):
+        return any(isinstance(v, Tensor | np.ndarray) for v in x)
+    return isinstance(x, Tensor | np.ndarray)
+
+
+def _check_finite(x: ModelInput, where: str) -> None:
+    for name, value in x.leaves():
+        if isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            bad = torch.nonzero(~torch.isfinite(value))[0].tolist()
+            raise InputError(
+                f"{where}: {name} has a NaN or infinite value at index {tuple(bad)}. "
+                "Clean or impute the data first; error bars on NaN mean nothing."
+            )

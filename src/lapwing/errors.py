@@ -1,0 +1,37 @@
+"""Every error Lapwing raises on purpose.
+
+A message says what was expected, what came, where, and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class LapwingError(Exception):
+    """Base of all errors raised by Lapwing; every child is also a standard Python error."""
+
+
+class InputError(LapwingError, ValueError):
+    """A value the user passed is not one we can work with (NaN data, a negative precision, an unknown word)."""
+
+
+class InputTypeError(LapwingError, TypeError):
+    """An object of the wrong kind was passed (a function where a module is needed)."""
+
+
+class ShapeError(InputError):
+    """Two shapes that must agree do not."""
+
+
+class StructureError(LapwingError, ValueError):
+    """A structure was asked for something it cannot do exactly."""
+
+
+class NumericalError(LapwingError, RuntimeError):
+    """A matrix or a function left the domain where the answer is defined (not positive definite, not finite)."""
+
+
+class MissingExtraError(LapwingError, RuntimeError):
+    """An optional package is not installed; the message names the extra that brings it."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"This needs the package {package!r}, which is not installed. Run: pip install 'lapwing[{extra}]'")

@@ -1,0 +1,152 @@
+"""The front door: words in, a posterior out. It wires; the mathematics is elsewhere."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+from lapwing import curvature, priors, registry, tuning
+from lapwing.data import Batches, as_batches
+from lapwing.errors import InputError, InputTypeError, StructureError
+from lapwing.likelihoods import Gaussian, Likelihood, Sites
+from lapwing.linearise import Linearised
+from lapwing.observations import dropped_by_loader, encode_batch, observed
+from lapwing.plan import make_plan
+from lapwing.posterior import Posterior
+from lapwing.priors import GaussianPrior
+from lapwing.probe import linearise
+from lapwing.sampling import seeded
+from lapwing.sandbox import random_state_kept
+
+
+def fit(
+    model: nn.Module,
+    data: Any,
+    likelihood: str | Likelihood,
+    *,
+    structure: Any = "auto",
+    params: Any = "all",
+    prior: Any = 1.0,
+    fisher: Any = "exact",
+    likelihood_scale: Any = 1.0,
+    memory: str | float | None = None,
+    progress: bool | None = None,
+    generator: torch.Generator | None = None,
+) -> Posterior:
+    """Linearise a trained network and fit a Gaussian posterior over its weights: one pass over the data.
+
+    The model, its buffers, hooks, modes and gradients, and all global random states are untouched afterwards.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputTypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
+    model = getattr(model, "_orig_mod", model)  # the module behind torch.compile
+    chosen, kind = registry.structure(structure), registry.fisher(fisher, seeded(generator))
+    scale, choose = registry.likelihood_scale(likelihood_scale), registry.layout_choice(params)
+    with random_state_kept():
+        batches = as_batches(data)
+        linearised, family = _prepare(model, choose, likelihood, batches)
+        resolved_prior = registry.prior(prior, linearised.layout).on(linearised.network.device)
+        n_parts = linearised.k if isinstance(family, Gaussian) and family.per_output else 1
+        plan = make_plan(chosen, linearised.layout, n_parts, memory)
+        sites = Sites(linearised.datum_shape, family.class_axis)
+        estimate = curvature.estimate(
+            linearised,
+            family,
+            observed(batches, family, sites, progress=progress),
+            sites=sites,
+            structure=plan.structure,
+            fisher=kind,
+            chunk_floats=plan.chunk_floats,
+        )
+    _warn_of_dropped(batches, estimate.statistics.n)
+    if isinstance(family, Gaussian) and family.noise_std is None:
+        family = family.estimate(estimate.statistics.likelihood)
+    return Posterior(
+        linearised, family, estimate, resolved_prior, plan.structure, kind, scale, plan.chunk_floats
+    )
+
+
+def tune(
+    posterior: Posterior,
+    data: Any = None,
+    *,
+    by: str = "evidence",
+    groups: str | None = None,
+    noise: bool = True,
+    mode: str = "network",
+    validation: Any = None,
+    progress: bool | None = None,
+) -> Posterior:
+    """Choose prior precisions, and a Gaussian noise that was left to be estimated; a new posterior.
+
+    `by`: "evidence" (gradients), "fixed_point" (MacKay) or "validation" (a grid on held-out NLL). The curvature is
+    reused, so no pass over the training data is made.
+    """
+    if not isinstance(posterior, Posterior):
+        raise InputTypeError(f"tune: expected a Posterior from lw.fit, got {type(posterior).__name__}.")
+    if mode != "network":
+        registry.choose("mode", mode, {"network": None, "linear": None})
+        raise StructureError(
+            'mode="linear" (the evidence at the linear model\'s own mode) is not in this release; use mode="network".'
+        )
+    if groups is not None:
+        posterior = posterior.with_prior(_regrouped(posterior.prior, groups))
+    method = registry.choose("by", by, {"evidence": "evidence", "fixed_point": "fixed_point", "validation": "validation"})
+    if method == "evidence":
+        return tuning.maximise_evidence(posterior, noise=noise)
+    if method == "fixed_point":
+        return tuning.iterate_fixed_point(posterior, noise=noise)
+    if validation is None:
+        raise InputError('tune(by="validation") needs held-out data: validation=(X, Y) or a loader.')
+    with random_state_kept():
+        held_out = as_batches(validation, "validation")
+        return tuning.search_validation(posterior, held_out, noise=noise, progress=progress)
+
+
+def prior(model: nn.Module, precision: Any = 1.0, groups: str = "one", mean: Any = 0.0) -> GaussianPrior:
+    """N(mean, 1/precision) over the model's trainable weights, with one precision per group.
+
+    `groups`: "one" for all, "layer" (a module's weight and bias together), "tensor", or "element".
+    """
+    if not isinstance(model, nn.Module):
+        raise InputTypeError(f"lw.prior: expected the model first, a torch.nn.Module, got {type(model).__name__}.")
+    return registry.grouped_prior(model, precision, groups, mean)
+
+
+def _prepare(model: nn.Module, choose: Any, likelihood: Any, batches: Batches) -> tuple[Linearised, Likelihood]:
+    """Look at the first batch: everything that can be refused is refused here, before the pass."""
+    x, y = batches.first()
+    linearised = linearise(model, choose, x)
+    family = registry.likelihood(likelihood, linearised.datum_shape)
+    _check_class_axis(family, linearised.datum_shape)
+    encode_batch(x, y, family, Sites(linearised.datum_shape, family.class_axis), 0)
+    return linearised, family
+
+
+def _check_class_axis(likelihood: Likelihood, datum_shape: tuple[int, ...]) -> None:
+    n_axes = len(datum_shape) + 1
+    if not -len(datum_shape) <= likelihood.class_axis < n_axes and not (not datum_shape and likelihood.class_axis == -1):
+        raise InputError(
+            f"class_axis={likelihood.class_axis} is outside the model's output, which has {n_axes} axes: "
+            f"(B, {', '.join(map(str, datum_shape))})."
+        )
+
+
+def _regrouped(prior: GaussianPrior, groups: str) -> GaussianPrior:
+    """The same prior with other groups; a new group starts at the geometric mean of its parameters' precisions."""
+    fresh = registry.choose("groups", groups, registry.GROUPS)(prior.layout, 1.0, 0.0).on(prior.index.device)
+    logs = fresh.P0.group_sums(prior.P0.diagonal.detach().log()) / fresh.P0.sizes
+    return priors.GaussianPrior(fresh.layout, logs.exp(), fresh.group_names, fresh.index, prior.mean)
+
+
+def _warn_of_dropped(batches: Batches, seen: int) -> None:
+    dropped = dropped_by_loader(batches, seen)
+    if dropped:
+        warnings.warn(
+            f"The loader has drop_last=True and left out {dropped} data; the posterior counts the {seen} it saw. "
+            "Use drop_last=False for fitting.",
+            stacklevel=3,
+        )

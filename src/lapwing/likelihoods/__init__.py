@@ -1,0 +1,23 @@
+"""Likelihoods: small frozen objects in output space."""
+
+from lapwing.likelihoods.base import Likelihood, Sites
+from lapwing.likelihoods.bernoulli import Bernoulli
+from lapwing.likelihoods.categorical import Categorical
+from lapwing.likelihoods.check import LikelihoodCheck, check_likelihood
+from lapwing.likelihoods.custom import CustomLikelihood
+from lapwing.likelihoods.gaussian import Gaussian
+from lapwing.likelihoods.heteroscedastic import HeteroscedasticGaussian
+from lapwing.likelihoods.poisson import Poisson
+
+__all__ = [
+    "Bernoulli",
+    "Categorical",
+    "CustomLikelihood",
+    "Gaussian",
+    "HeteroscedasticGaussian",
+    "Likelihood",
+    "LikelihoodCheck",
+    "Poisson",
+    "Sites",
+    "check_likelihood",
+]

@@ -1,0 +1,152 @@
+"""One label among C classes, softmax of C logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lapwing.errors import InputError, InputTypeError, ShapeError
+from lapwing.likelihoods.base import Likelihood, Sites
+from lapwing.likelihoods.targets import as_tensor, check_class_axis, first_index, in_shape
+
+
+@dataclass(frozen=True)
+class Categorical(Likelihood):
+    """log p(y | f) = w_y (f_y − logsumexp f),  r = w_y (e_y − p),  Λ = w_y (diag p − p pᵀ),  p = softmax f.
+
+    `weight` holds one non-negative w per class, which multiplies the terms of that class's labels (sums, not
+    weighted means). Terms labelled `ignore_index` count for nothing: log density, residual and curvature are zero.
+    """
+
+    weight: Sequence[float] | Tensor | None = None
+    ignore_index: int = -100
+    class_axis: int = -1
+
+    def __post_init__(self) -> None:
+        check_class_axis(self.class_axis)
+        if self.weight is not None:
+            object.__setattr__(self, "weight", _checked_weight(self.weight))
+
+    # --- targets -------------------------------------------------------------------------------
+
+    def encode(self, y: object, sites: Sites, n: int) -> Tensor:
+        """Integer labels (n, *site_shape) → (n, T), long."""
+        self._check_classes(sites.c)
+        labels = as_tensor(y, likelihood="Categorical")
+        self._check_kind(labels, sites, n)
+        meaning = f"one integer label per term of {sites.c} logits"
+        labels = in_shape(labels, (n, *sites.site_shape), likelihood="Categorical", meaning=meaning)
+        labels = labels.long()
+        self._check_range(labels, sites.c)
+        return labels.reshape(n, sites.t)
+
+    def _check_classes(self, c: int) -> None:
+        if c < 2:
+            raise ShapeError(
+                f"Categorical needs at least 2 logits per term, but the model gives {c}. "
+                "For one logit and 0/1 labels use Bernoulli(); check class_axis if the classes are on another axis."
+            )
+        if self.weight is not None and len(self.weight) != c:
+            raise ShapeError(
+                f"Categorical needs one weight per class: {c} of them, but {len(self.weight)} came. "
+                "Give a weight for every logit, or weight=None."
+            )
+
+    def _check_kind(self, labels: Tensor, sites: Sites, n: int) -> None:
+        if tuple(labels.shape) == (n, *sites.datum_shape):
+            raise ShapeError(
+                f"Categorical needs integer labels of shape {(n, *sites.site_shape)}, but the targets have the shape "
+                f"of the outputs, {tuple(labels.shape)}: one-hot labels or probabilities. "
+                f"Use y.argmax({self.class_axis}) for one-hot labels, or Bernoulli() for several labels at once."
+            )
+        if labels.is_floating_point() or labels.dtype == torch.bool:
+            raise InputTypeError(
+                f"Categorical needs integer labels in [0, {sites.c}), but {labels.dtype} came. "
+                "Use y.long() if these are class numbers, or Gaussian() if they are real values."
+            )
+
+    def _check_range(self, labels: Tensor, c: int) -> None:
+        outside = ((labels < 0) | (labels >= c)) & (labels != self.ignore_index)
+        if bool(outside.any()):
+            index = first_index(outside)
+            raise InputError(
+                f"Categorical needs labels in [0, {c}) or ignore_index={self.ignore_index}, "
+                f"but label {index} is {int(labels[index])}. Classes are counted from 0; "
+                "set ignore_index if this label means 'not labelled'."
+            )
+
+    # --- density -------------------------------------------------------------------------------
+
+    def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
+        w = self._term_weight(f, y)
+        log_p = torch.where(_one_hot(y, f), torch.log_softmax(f, -1), 0.0).sum(-1)
+        # `where`, not a product alone: 0 · (−inf) of a masked logit would be NaN.
+        return torch.where(w > 0, w * log_p, 0.0)
+
+    def residual(self, f: Tensor, y: Tensor) -> Tensor:
+        return self._term_weight(f, y)[..., None] * _label_residual(f, y)
+
+    def hessian(self, f: Tensor, y: Tensor) -> Tensor:
+        p = torch.softmax(f, -1)
+        eye = torch.eye(p.shape[-1], dtype=torch.bool, device=p.device)
+        output_hessian = torch.where(eye, torch.diag_embed(p * _complement(p)), -p[..., :, None] * p[..., None, :])
+        return self._term_weight(f, y)[..., None, None] * output_hessian
+
+    def hessian_root(self, f: Tensor, y: Tensor) -> Tensor:
+        """S = √w_y (diag √p − p √pᵀ): (..., C, C), of rank C − 1."""
+        p = torch.softmax(f, -1)
+        eye = torch.eye(p.shape[-1], dtype=torch.bool, device=p.device)
+        S = torch.where(eye, torch.diag_embed(p.sqrt() * _complement(p)), -p[..., :, None] * p.sqrt()[..., None, :])
+        return self._term_weight(f, y).sqrt()[..., None, None] * S
+
+    def sample(self, f: Tensor, *, generator: torch.Generator) -> Tensor:
+        """Labels from the softmax; class weights are the loss's, not the model's, and play no part."""
+        p = torch.softmax(f, -1).reshape(-1, f.shape[-1]).to(generator.device)
+        labels = torch.multinomial(p, 1, generator=generator)
+        return labels.reshape(f.shape[:-1]).to(f.device)
+
+    def part_sampled(self, f: Tensor, y: Tensor, *, generator: torch.Generator) -> Sequence[Tensor]:
+        # E[r rᵀ] = w_y (diag p − p pᵀ) takes the weight of the *observed* label, outside the expectation.
+        drawn = _label_residual(f, self.sample(f, generator=generator))
+        return [self._term_weight(f, y).sqrt()[..., None] * drawn]
+
+    def _term_weight(self, f: Tensor, y: Tensor) -> Tensor:
+        """w_y, and zero where ignored: (...)."""
+        counted = y != self.ignore_index
+        if self.weight is None:
+            return counted.to(f.dtype)
+        weight = torch.as_tensor(self.weight, dtype=f.dtype, device=f.device)
+        return torch.where(counted, weight[torch.where(counted, y, 0)], 0.0)
+
+
+def _one_hot(y: Tensor, f: Tensor) -> Tensor:
+    """Mask of the label's class; all False where the label is no class (ignored)."""
+    return y[..., None] == torch.arange(f.shape[-1], device=f.device)
+
+
+def _label_residual(f: Tensor, y: Tensor) -> Tensor:
+    """e_y − p, its label entry as the sum of the other probabilities: 1 − p_y would cancel to nothing near p_y = 1."""
+    label = _one_hot(y, f)
+    others = torch.where(label, 0.0, torch.softmax(f, -1))
+    return torch.where(label, others.sum(-1, keepdim=True), -others)
+
+
+def _complement(p: Tensor) -> Tensor:
+    """1 − p without cancellation: only the largest entry can be near one, and there it is the sum of the others."""
+    largest = _one_hot(p.argmax(-1), p)
+    return torch.where(largest, torch.where(largest, 0.0, p).sum(-1, keepdim=True), 1 - p)
+
+
+def _checked_weight(weight: Sequence[float] | Tensor) -> tuple[float, ...]:
+    values = torch.as_tensor(weight, dtype=torch.float64).detach()
+    if values.ndim != 1:
+        raise ShapeError(f"Categorical needs weights of shape (C,), one per class, but {tuple(values.shape)} came.")
+    if not bool((torch.isfinite(values) & (values >= 0)).all()):
+        raise InputError(
+            f"Categorical needs finite weights that are zero or more, but {values.tolist()} came. "
+            "A negative weight would make the curvature indefinite; use 0 to leave a class out."
+        )
+    return tuple(values.tolist())

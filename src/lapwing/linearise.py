@@ -1,0 +1,259 @@
+"""The network linearised at θ*:  f_lin(x; θ) = f(x; θ*) + J(x) (θ − θ*).
+
+A Linearised keeps its own copy of the weights, so training the user's model on changes nothing here. Jacobian
+rows come from two sources that are checked against each other when the object is built: factors captured at
+layers with a rule, and plain reverse mode for all other tensors, one datum at a time, vectorised by
+`torch.func` where the model allows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+
+from lapwing._types import Float, Tensor
+from lapwing.data import ModelInput
+from lapwing.errors import InputError, InputTypeError, ShapeError
+from lapwing.jacobian import Block, DenseBlock, DenseBlocks, Jacobian
+from lapwing.layers import Calls, linear_blocks, recording
+from lapwing.params import ParamLayout
+from lapwing.sandbox import borrowed, install
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """The user's module with a private copy of its tensors: a pure function of (x, θ)."""
+
+    model: nn.Module
+    tensors: Mapping[str, Tensor]  # parameters and buffers as they were
+    aliases: Mapping[str, str]
+    buffers: frozenset[str]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Network:
+        listed: dict[int, str] = {}
+        aliases: dict[str, str] = {}
+        tensors: dict[str, Tensor] = {}
+        named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        for name, tensor in named:
+            aliases[name] = listed.setdefault(id(tensor), name)
+            if aliases[name] == name:
+                tensors[name] = tensor.detach().clone()
+        parameters = {name for name, _ in model.named_parameters()}
+        return cls(model, tensors, aliases, frozenset(set(tensors) - parameters))
+
+    @cached_property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of all floating-point parameters, or None when they differ."""
+        dtypes = {t.dtype for n, t in self.tensors.items() if n not in self.buffers and t.is_floating_point()}
+        return dtypes.pop() if len(dtypes) == 1 else None
+
+    @cached_property
+    def device(self) -> torch.device:
+        return next(t.device for n, t in self.tensors.items() if n not in self.buffers)
+
+    def placed(self, x: ModelInput) -> ModelInput:
+        """Inputs on the model's device; floating-point ones in the model's dtype."""
+
+        def place(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            dtype = self.dtype if value.is_floating_point() and self.dtype is not None else value.dtype
+            moved = value.detach().to(self.device, dtype)
+            return moved.clone() if moved.is_inference() else moved
+
+        return x.mapped(place, x.n)
+
+    def __call__(self, x: ModelInput, replaced: Mapping[str, Tensor]) -> Tensor:
+        """The raw output with some tensors replaced; call inside `borrowed(model)`."""
+        fresh = {name: self.tensors[name].clone() for name in self.buffers}  # a forward pass may write into these
+        install(self.model, {**self.tensors, **fresh, **replaced}, self.aliases)
+        output = self.model(*x.args, **x.kwargs)
+        output = getattr(output, "logits", output)
+        if not isinstance(output, Tensor):
+            raise InputTypeError(
+                f"The model returned {type(output).__name__}; expected a tensor (B, C), (B, …, C) or (B,), or an "
+                "object with `.logits`. Wrap the model so that its forward returns the outputs only."
+            )
+        return output
+
+
+@dataclass(frozen=True, eq=False)
+class Linearised:
+    """f and J at θ* for a chosen set of parameters."""
+
+    network: Network
+    layout: ParamLayout
+    datum_shape: tuple[int, ...]
+    ruled: Mapping[str, nn.Module]  # modules whose blocks come from captured factors
+    vectorised: bool  # whether torch.func can batch the rows of the other tensors
+
+    @property
+    def k(self) -> int:
+        """Outputs per datum."""
+        return prod(self.datum_shape)
+
+    @cached_property
+    def theta(self) -> Float[Tensor, " p"]:
+        """θ*, float64."""
+        return self.layout.ravel({name: self.network.tensors[name].double() for name in self.layout.names})
+
+    @cached_property
+    def rest(self) -> ParamLayout:
+        """The tensors whose rows come from plain reverse mode."""
+        ruled = {name for path in self.ruled for name in self.layout.modules[path]}
+        return self.layout.restricted(name for name in self.layout.names if name not in ruled)
+
+    def tensors_at(self, theta: Tensor) -> dict[str, Tensor]:
+        """Named tensors of a flat θ, each in its own dtype."""
+        return {name: t.to(self.network.tensors[name].dtype) for name, t in self.layout.unravel(theta).items()}
+
+    def outputs(self, x: ModelInput) -> Float[Tensor, "n k"]:
+        """f(x; θ*)."""
+        return self.outputs_at(x, {})
+
+    def outputs_at(self, x: ModelInput, replaced: Mapping[str, Tensor]) -> Float[Tensor, "n k"]:
+        """f(x; θ) with some parameter tensors replaced: the network itself, not its linearisation."""
+        with borrowed(self.network.model), torch.no_grad():
+            return self._flat(self.network(self.network.placed(x), replaced), x.n)
+
+    @contextmanager
+    def trace(self, x: ModelInput) -> Iterator[Trace]:
+        """One forward pass, kept open for any number of backward passes."""
+        x = self.network.placed(x)
+        with borrowed(self.network.model):
+            leaves = {name: self.network.tensors[name].detach().requires_grad_() for name in self.layout.names}
+            with recording(self.ruled) as calls:
+                f = self._flat(self.network(x, leaves), x.n)
+            yield Trace(self, x, leaves, calls, f)
+
+    def _flat(self, output: Tensor, n: int) -> Float[Tensor, "n k"]:
+        if output.numel() != n * self.k:
+            raise ShapeError(
+                f"The model gave outputs of shape {tuple(output.shape)} for {n} inputs; the first batch had shape "
+                f"(n, {', '.join(map(str, self.datum_shape))}). All data must have outputs of one shape."
+            )
+        return output.reshape(n, self.k)
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """The linearised network at some inputs; valid inside `Linearised.trace`."""
+
+    linearised: Linearised
+    x: ModelInput
+    leaves: Mapping[str, Tensor]
+    calls: Mapping[str, Calls]
+    f: Float[Tensor, "n k"]  # with its graph
+
+    @property
+    def outputs(self) -> Float[Tensor, "n k"]:
+        """f(x; θ*), detached, in float32 or better."""
+        f = self.f.detach()
+        return f.float() if f.dtype in (torch.float16, torch.bfloat16) else f
+
+    def vjp(self, u: Float[Tensor, "n k"]) -> Float[Tensor, " p"]:
+        """Σ_n J_nᵀ u_n."""
+        gradients = _pull_back(self.f, self.leaves, u.to(self.f.dtype))
+        return torch.cat([g.double().reshape(-1) for g in gradients])
+
+    def rows(self, cotangents: Float[Tensor, "n k c"]) -> Jacobian:
+        """Rows u_cᵀ J_n for the c columns u of the cotangents: J itself when they are the identity."""
+        layout, rest = self.linearised.layout, self.linearised.rest
+        factored = linear_blocks(self.calls, layout, self.f, cotangents) if self.calls else {}
+        dense = self._rest_rows(cotangents) if rest.names else {}
+        blocks: list[Block] = []
+        for path, names in layout.modules.items():
+            if path in factored:
+                blocks.append(factored[path])
+            elif path in self.linearised.ruled:  # not called for these inputs: no effect on them
+                blocks.append(self._zero_blocks(names, cotangents.shape[-1]))
+            else:
+                blocks += [DenseBlock(layout[name], dense[name]) for name in names]
+        return Jacobian(tuple(blocks), self.x.n, cotangents.shape[-1], layout.p, self.f.device)
+
+    def jacobian(self) -> Jacobian:
+        eye = torch.eye(self.linearised.k, dtype=self.f.dtype, device=self.f.device)
+        return self.rows(eye.expand(self.x.n, -1, -1))
+
+    def _rest_rows(self, cotangents: Tensor) -> dict[str, Float[Tensor, "n c _"]]:
+        compute = vectorised_rows if self.linearised.vectorised else looped_rows
+        rest = {name: self.leaves[name] for name in self.linearised.rest.names}
+        rows = compute(self.linearised, self.x, rest, cotangents.to(self.f.dtype))
+        return {name: r.double().flatten(2) for name, r in rows.items()}
+
+    def _zero_blocks(self, names: tuple[str, ...], c: int) -> DenseBlocks:
+        layout = self.linearised.layout
+        zeros = [torch.zeros(self.x.n, c, prod(layout.shape(n)), dtype=torch.float64) for n in names]
+        return DenseBlocks(tuple(DenseBlock(layout[n], z.to(self.f.device)) for n, z in zip(names, zeros, strict=True)))
+
+
+RowComputer = Callable[[Linearised, ModelInput, Mapping[str, Tensor], Tensor], dict[str, Tensor]]
+
+
+def looped_rows(
+    linearised: Linearised, x: ModelInput, leaves: Mapping[str, Tensor], cotangents: Float[Tensor, "n k c"]
+) -> dict[str, Tensor]:
+    """Rows of J by one forward pass per datum and one backward pass per row: works for every model."""
+    rows = []
+    for i in range(x.n):
+        f = linearised._flat(linearised.network(x.rows(slice(i, i + 1)), leaves), 1)[0]
+        rows.append([_pull_back(f, leaves, u) for u in cotangents[i].unbind(-1)])
+    return {
+        name: torch.stack([torch.stack([row[j] for row in datum]) for datum in rows]) for j, name in enumerate(leaves)
+    }
+
+
+def _pull_back(f: Tensor, leaves: Mapping[str, Tensor], u: Tensor) -> tuple[Tensor, ...]:
+    if not f.requires_grad:  # the output does not depend on any of these tensors
+        return tuple(torch.zeros_like(p) for p in leaves.values())
+    gradients = torch.autograd.grad(f, list(leaves.values()), u, retain_graph=True, allow_unused=True)
+    return tuple(torch.zeros_like(p) if g is None else g for p, g in zip(leaves.values(), gradients, strict=True))
+
+
+def vectorised_rows(
+    linearised: Linearised, x: ModelInput, leaves: Mapping[str, Tensor], cotangents: Float[Tensor, "n k c"]
+) -> dict[str, Tensor]:
+    """The same rows with data and cotangents batched by torch.func."""
+    detached = {name: leaf.detach() for name, leaf in leaves.items()}
+    batched = [value for _, value in x.leaves() if x.batched(value)]
+
+    def rows_of_one(values: list[Tensor], u: Float[Tensor, "k c"]) -> dict[str, Tensor]:
+        one = _refilled(x, [value[None] for value in values])
+
+        def f(tensors: dict[str, Tensor]) -> Tensor:
+            return linearised._flat(linearised.network(one, tensors), 1)[0]
+
+        _, pull_back = torch.func.vjp(f, detached)
+        return torch.vmap(lambda column: pull_back(column)[0], in_dims=1)(u)
+
+    return torch.vmap(rows_of_one, randomness="same")(batched, cotangents)
+
+
+def _refilled(x: ModelInput, values: list[Tensor]) -> ModelInput:
+    """x with its batched leaves replaced by these, in order."""
+    supply = iter(values)
+    return x.mapped(lambda v: next(supply) if x.batched(v) else v, 1)
+
+
+def check_outputs(f: Tensor, n: int) -> tuple[int, ...]:
+    """The shape of one datum's outputs, read off a batch of n; refuses what cannot be one row per datum."""
+    if f.ndim == 0 or f.shape[0] != n:
+        raise ShapeError(
+            f"The model gave outputs of shape {tuple(f.shape)} for {n} inputs; expected the batch as first axis: "
+            "(B, C), (B, …, C) or (B,)."
+        )
+    if not f.is_floating_point():
+        raise InputError(f"The model's outputs have dtype {f.dtype}; expected real floating-point outputs (logits).")
+    if not bool(torch.isfinite(f).all()):
+        raise InputError("The model's outputs hold NaN or infinite values on the first batch; nothing can be linearised there.")
+    if f.numel() == 0:
+        raise ShapeError(f"The model gave no outputs: shape {tuple(f.shape)}.")
+    return tuple(f.shape[1:])

@@ -1,0 +1,129 @@
+"""The two matrix nouns: Curvature H ⪰ 0, which may be singular, and Precision P = H + P₀ ≻ 0.
+
+Vectors are flat with the parameter axis last, so every verb takes (..., P). A third noun, Rows, is what a
+Jacobian looks like from here: n × c rows of length P that know cheaper ways to be contracted than `dense()`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lapwing._types import Float, Scalar, Tensor
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from lapwing.operators.grouped_diagonal import GroupedDiagonal
+
+
+class Rows(ABC):
+    """A (n, c, P) array of rows, never stored as such unless `dense()` is called."""
+
+    n: int
+    c: int
+    p: int
+
+    @abstractmethod
+    def dense(self) -> Float[Tensor, "n c p"]: ...
+
+    @abstractmethod
+    def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... n c"]:
+        """J v."""
+
+    @abstractmethod
+    def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]:
+        """J diag(w) Jᵀ for each of the n inputs."""
+
+    @abstractmethod
+    def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]:
+        """The diagonal of `quad`, without forming it."""
+
+    @abstractmethod
+    def cross(self, other: Rows, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
+        """J D J'ᵀ between all rows of both, flattened."""
+
+    @abstractmethod
+    def sum_squares(self) -> Float[Tensor, " p"]:
+        """Σ over rows of the squared entries."""
+
+    @abstractmethod
+    def columns(self, block: slice) -> Rows:
+        """The rows restricted to a contiguous block of parameters."""
+
+    @abstractmethod
+    def concatenated(self, others: Sequence[Rows]) -> Rows:
+        """These rows followed by the others' (same c)."""
+
+
+class Curvature(ABC):
+    """H ⪰ 0. It may be singular, so there is no `solve`: the type says what is legal."""
+
+    p: int
+
+    @abstractmethod
+    def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+        """H v."""
+
+    @abstractmethod
+    def diagonal(self) -> Float[Tensor, " p"]: ...
+
+    @abstractmethod
+    def spectrum(self) -> Float[Tensor, " r"]:
+        """Eigenvalues of H that may be nonzero (r ≤ P of them); computed once, shared by every `scaled`."""
+
+    @abstractmethod
+    def scaled(self, c: Scalar) -> Self:
+        """c H, of the same structure."""
+
+    @abstractmethod
+    def mixed(self, others: Sequence[Self], scales: Float[Tensor, " g"]) -> Self:
+        """Σ_g c_g H_g over this curvature and the others."""
+
+    @abstractmethod
+    def plus(self, P0: GroupedDiagonal) -> Precision:
+        """H + P₀."""
+
+    @abstractmethod
+    def to_dense(self) -> Float[Tensor, "p p"]: ...
+
+
+class Precision(ABC):
+    """P = H + P₀ ≻ 0. `solve`, `logdet` and the quadratic forms are differentiable in P₀ and in the scale of H."""
+
+    p: int
+
+    @abstractmethod
+    def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+        """P v."""
+
+    @abstractmethod
+    def solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+        """P⁻¹ v."""
+
+    @abstractmethod
+    def half_solve(self, eps: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+        """R ε with R Rᵀ = P⁻¹: a draw from N(0, P⁻¹) when ε is standard normal."""
+
+    @abstractmethod
+    def inv_quad(self, J: Rows) -> Float[Tensor, "n c c"]:
+        """J P⁻¹ Jᵀ for each input."""
+
+    @abstractmethod
+    def inv_quad_diagonal(self, J: Rows) -> Float[Tensor, "n c"]:
+        """The diagonal of `inv_quad`, without forming it."""
+
+    @abstractmethod
+    def inv_gram(self, J: Rows) -> Float[Tensor, "nc nc"]:
+        """J P⁻¹ Jᵀ across all inputs."""
+
+    @abstractmethod
+    def inv_diagonal(self) -> Float[Tensor, " p"]:
+        """Marginal variances."""
+
+    @abstractmethod
+    def logdet(self) -> Scalar: ...
+
+    @abstractmethod
+    def to_dense(self) -> Float[Tensor, "p p"]: ...

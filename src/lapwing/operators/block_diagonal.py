@@ -1,0 +1,94 @@
+"""Any structure per contiguous block of parameters; nothing between blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from lapwing._types import Float, Scalar, Tensor
+from lapwing.operators.base import Curvature, Precision, Rows
+from lapwing.operators.grouped_diagonal import GroupedDiagonal
+
+
+@dataclass(frozen=True, eq=False)
+class BlockDiagonalCurvature(Curvature):
+    """diag(H_1, …, H_B); the slices tile the parameters in order."""
+
+    slices: tuple[slice, ...]
+    blocks: tuple[Curvature, ...]
+
+    @property
+    def p(self) -> int:  # type: ignore[override]
+        return self.slices[-1].stop
+
+    def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+        return torch.cat([H.mv(v[..., s]) for s, H in zip(self.slices, self.blocks, strict=True)], dim=-1)
+
+    def diagonal(self) -> Float[Tensor, " p"]:
+        return torch.cat([H.diagonal() for H in self.blocks])
+
+    def spectrum(self) -> Float[Tensor, " r"]:
+        return torch.cat([H.spectrum() for H in self.blocks])
+
+    def scaled(self, c: Scalar) -> BlockDiagonalCurvature:
+        return BlockDiagonalCurvature(self.slices, tuple(H.scaled(c) for H in self.blocks))
+
+    def mixed(
+        self, others: Sequence[BlockDiagonalCurvature], scales: Float[Tensor, " g"]
+    ) -> BlockDiagonalCurvature:
+        columns = zip(self.blocks, *(other.blocks for other in others), strict=True)
+        return BlockDiagonalCurvature(self.slices, tuple(first.mixed(rest, scales) for first, *rest in columns))
+
+    def plus(self, P0: GroupedDiagonal) -> BlockDiagonalPrecision:
+        blocks = tuple(H.plus(P0.restricted(s)) for s, H in zip(self.slices, self.blocks, strict=True))
+        return BlockDiagonalPrecision(self.slices, blocks)
+
+    def to_dense(self) -> Float[Tensor, "p p"]:
+        return torch.block_diag(*(H.to_dense() for H in self.blocks))
+
+
+@dataclass(frozen=True, eq=False)
+class BlockDiagonalPrecision(Precision):
+    """diag(P_1, …, P_B): each verb is the blocks' own, put together."""
+
+    slices: tuple[slice, ...]
+    blocks: tuple[Precision, ...]
+
+    @property
+    def p(self) -> int:  # type: ignore[override]
+        return self.slices[-1].stop
+
+    def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+        return self._by_block(lambda P, part: P.mv(part), v)
+
+    def solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+        return self._by_block(lambda P, part: P.solve(part), v)
+
+    def half_solve(self, eps: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+        return self._by_block(lambda P, part: P.half_solve(part), eps)
+
+    def inv_quad(self, J: Rows) -> Float[Tensor, "n c c"]:
+        return self._summed(lambda P, part: P.inv_quad(part), J)
+
+    def inv_quad_diagonal(self, J: Rows) -> Float[Tensor, "n c"]:
+        return self._summed(lambda P, part: P.inv_quad_diagonal(part), J)
+
+    def inv_gram(self, J: Rows) -> Float[Tensor, "nc nc"]:
+        return self._summed(lambda P, part: P.inv_gram(part), J)
+
+    def inv_diagonal(self) -> Float[Tensor, " p"]:
+        return torch.cat([P.inv_diagonal() for P in self.blocks])
+
+    def logdet(self) -> Scalar:
+        return torch.stack([P.logdet() for P in self.blocks]).sum()
+
+    def to_dense(self) -> Float[Tensor, "p p"]:
+        return torch.block_diag(*(P.to_dense() for P in self.blocks))
+
+    def _by_block(self, verb: Callable[[Precision, Tensor], Tensor], v: Tensor) -> Tensor:
+        return torch.cat([verb(P, v[..., s]) for s, P in zip(self.slices, self.blocks, strict=True)], dim=-1)
+
+    def _summed(self, verb: Callable[[Precision, Rows], Tensor], J: Rows) -> Tensor:
+        return torch.stack([verb(P, J.columns(s)) for s, P in zip(self.slices, self.blocks, strict=True)]).sum(0)

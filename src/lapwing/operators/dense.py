@@ -1,0 +1,130 @@
+"""Dense curvature: every entry of H is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+
+from lapwing._types import Float, Scalar, Tensor
+from lapwing.errors import NumericalError
+from lapwing.operators.base import Curvature, Precision, Rows
+from lapwing.operators.grouped_diagonal import GroupedDiagonal
+
+
+@dataclass(frozen=True, eq=False)
+class SymmetricMatrix:
+    """A symmetric positive semi-definite matrix and its eigenvalues, found at most once."""
+
+    entries: Float[Tensor, "p p"]
+
+    @cached_property
+    def eigenvalues(self) -> Float[Tensor, " p"]:
+        # Rounding may push the zero eigenvalues of a singular H slightly below zero.
+        return torch.linalg.eigvalsh(self.entries).clamp(min=0)
+
+
+@dataclass(frozen=True, eq=False)
+class DenseCurvature(Curvature):
+    """c H. Scaled copies share the unit matrix, so they share its spectrum too."""
+
+    unit: SymmetricMatrix
+    scale: Scalar
+
+    @classmethod
+    def of(cls, H: Float[Tensor, "p p"]) -> DenseCurvature:
+        return cls(SymmetricMatrix(H), torch.ones((), dtype=H.dtype, device=H.device))
+
+    @property
+    def p(self) -> int:  # type: ignore[override]
+        return len(self.unit.entries)
+
+    def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+        return self.scale * (v @ self.unit.entries)
+
+    def diagonal(self) -> Float[Tensor, " p"]:
+        return self.scale * self.unit.entries.diagonal()
+
+    def spectrum(self) -> Float[Tensor, " p"]:
+        return self.scale * self.unit.eigenvalues
+
+    def scaled(self, c: Scalar) -> DenseCurvature:
+        return replace(self, scale=c * self.scale)
+
+    def mixed(self, others: Sequence[DenseCurvature], scales: Float[Tensor, " g"]) -> DenseCurvature:
+        parts = (self, *others)
+        H = sum((c * part.scale * part.unit.entries for c, part in zip(scales, parts, strict=True)), start=0.0)
+        return DenseCurvature.of(torch.as_tensor(H))
+
+    def plus(self, P0: GroupedDiagonal) -> DensePrecision:
+        return DensePrecision(self, P0)
+
+    def to_dense(self) -> Float[Tensor, "p p"]:
+        return self.scale * self.unit.entries
+
+
+@dataclass(frozen=True, eq=False)
+class DensePrecision(Precision):
+    """P = c H + P₀ = L Lᵀ; the Cholesky factor is found when first needed."""
+
+    H: DenseCurvature
+    P0: GroupedDiagonal
+
+    @property
+    def p(self) -> int:  # type: ignore[override]
+        return self.H.p
+
+    @cached_property
+    def factor(self) -> Float[Tensor, "p p"]:
+        L, info = torch.linalg.cholesky_ex(self.to_dense())
+        if int(info):
+            raise NumericalError(_not_definite(self.to_dense().detach(), self.P0))
+        return L
+
+    def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+        return self.H.mv(v) + self.P0.diagonal * v
+
+    def solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+        return torch.cholesky_solve(v.reshape(-1, self.p).T, self.factor).T.reshape(v.shape)
+
+    def half_solve(self, eps: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+        # P⁻¹ = L⁻ᵀ L⁻¹, so R = L⁻ᵀ.
+        flat = eps.reshape(-1, self.p).T
+        return torch.linalg.solve_triangular(self.factor.T, flat, upper=True).T.reshape(eps.shape)
+
+    def inv_quad(self, J: Rows) -> Float[Tensor, "n c c"]:
+        W = self._whitened(J).reshape(J.n, J.c, self.p)
+        return W @ W.mT
+
+    def inv_quad_diagonal(self, J: Rows) -> Float[Tensor, "n c"]:
+        return (self._whitened(J) ** 2).sum(-1).reshape(J.n, J.c)
+
+    def inv_gram(self, J: Rows) -> Float[Tensor, "nc nc"]:
+        W = self._whitened(J)
+        return W @ W.T
+
+    def inv_diagonal(self) -> Float[Tensor, " p"]:
+        return torch.cholesky_inverse(self.factor).diagonal()
+
+    def logdet(self) -> Scalar:
+        if self.P0.isotropic:  # log det(cH + δI) = Σ log(c λ + δ): no factorisation per δ
+            return (self.H.spectrum() + self.P0.values).log().sum()
+        return 2 * self.factor.diagonal().log().sum()
+
+    def to_dense(self) -> Float[Tensor, "p p"]:
+        return self.H.to_dense() + self.P0.diagonal.diag()
+
+    def _whitened(self, J: Rows) -> Float[Tensor, "nc p"]:
+        """L⁻¹ Jᵀ, rows first."""
+        return torch.linalg.solve_triangular(self.factor, J.dense().reshape(-1, self.p).T, upper=False).T
+
+
+def _not_definite(P: Float[Tensor, "p p"], P0: GroupedDiagonal) -> str:
+    smallest = float(torch.linalg.eigvalsh(P)[0])
+    return (
+        f"The posterior precision ({len(P)} × {len(P)}) is not positive definite: its smallest eigenvalue is "
+        f"{smallest:.3g}, with prior precisions from {float(P0.values.min()):.3g} to {float(P0.values.max()):.3g}. "
+        "The prior is lost in the rounding of the curvature; use a larger prior precision."
+    )

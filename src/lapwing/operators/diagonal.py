@@ -1,0 +1,83 @@
+"""Diagonal curvature: H = c diag(h)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from lapwing._types import Float, Scalar, Tensor
+from lapwing.operators.base import Curvature, Precision, Rows
+from lapwing.operators.grouped_diagonal import GroupedDiagonal
+
+
+@dataclass(frozen=True, eq=False)
+class DiagonalCurvature(Curvature):
+    """H = diag(h), h ≥ 0."""
+
+    entries: Float[Tensor, " p"]
+
+    @property
+    def p(self) -> int:  # type: ignore[override]
+        return len(self.entries)
+
+    def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+        return self.entries * v
+
+    def diagonal(self) -> Float[Tensor, " p"]:
+        return self.entries
+
+    def spectrum(self) -> Float[Tensor, " p"]:
+        return self.entries
+
+    def scaled(self, c: Scalar) -> DiagonalCurvature:
+        return replace(self, entries=c * self.entries)
+
+    def mixed(self, others: Sequence[DiagonalCurvature], scales: Float[Tensor, " g"]) -> DiagonalCurvature:
+        return replace(self, entries=scales @ torch.stack([h.entries for h in (self, *others)]))
+
+    def plus(self, P0: GroupedDiagonal) -> DiagonalPrecision:
+        return DiagonalPrecision(self.entries + P0.diagonal)
+
+    def to_dense(self) -> Float[Tensor, "p p"]:
+        return self.entries.diag()
+
+
+@dataclass(frozen=True, eq=False)
+class DiagonalPrecision(Precision):
+    """P = diag(d), d > 0. Every verb is elementwise."""
+
+    entries: Float[Tensor, " p"]
+
+    @property
+    def p(self) -> int:  # type: ignore[override]
+        return len(self.entries)
+
+    def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+        return self.entries * v
+
+    def solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+        return v / self.entries
+
+    def half_solve(self, eps: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+        return eps * self.entries.rsqrt()
+
+    def inv_quad(self, J: Rows) -> Float[Tensor, "n c c"]:
+        return J.quad(1 / self.entries)
+
+    def inv_quad_diagonal(self, J: Rows) -> Float[Tensor, "n c"]:
+        return J.quad_diagonal(1 / self.entries)
+
+    def inv_gram(self, J: Rows) -> Float[Tensor, "nc nc"]:
+        every = torch.arange(self.p, device=self.entries.device)
+        return J.cross(J, GroupedDiagonal(1 / self.entries, every))
+
+    def inv_diagonal(self) -> Float[Tensor, " p"]:
+        return 1 / self.entries
+
+    def logdet(self) -> Scalar:
+        return self.entries.log().sum()
+
+    def to_dense(self) -> Float[Tensor, "p p"]:
+        return self.entries.diag()

@@ -1,0 +1,59 @@
+"""P₀: a diagonal with one value per group of parameters, the groups explicit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+
+from lapwing._types import Float, Int, Scalar, Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedDiagonal:
+    """diag(values[index]): `index` says which group each parameter belongs to."""
+
+    values: Float[Tensor, " g"]
+    index: Int[Tensor, " p"]
+
+    @property
+    def p(self) -> int:
+        return len(self.index)
+
+    @property
+    def n_groups(self) -> int:
+        return len(self.values)
+
+    @property
+    def isotropic(self) -> bool:
+        """One value for all parameters: the case where one eigendecomposition serves every prior."""
+        return self.n_groups == 1
+
+    @cached_property
+    def diagonal(self) -> Float[Tensor, " p"]:
+        return self.values[self.index]
+
+    @cached_property
+    def sizes(self) -> Float[Tensor, " g"]:
+        return self.group_sums(torch.ones(self.p, dtype=self.values.dtype, device=self.index.device))
+
+    def group_sums(self, v: Float[Tensor, " p"]) -> Float[Tensor, " g"]:
+        """Σ of v over each group."""
+        return v.new_zeros(self.n_groups).index_add(0, self.index, v)
+
+    def logdet(self) -> Scalar:
+        return (self.sizes * self.values.log()).sum()
+
+    def inverse(self) -> GroupedDiagonal:
+        return replace(self, values=1 / self.values)
+
+    def restricted(self, block: slice) -> GroupedDiagonal:
+        """The part that belongs to a contiguous block of parameters, with only the groups found there."""
+        present, index = self.index[block].unique(return_inverse=True)
+        return GroupedDiagonal(self.values[present], index)
+
+    def constant_on(self, block: slice) -> Scalar | None:
+        """The one value this diagonal has on a block, or None when it has several."""
+        first = self.index[block.start]
+        return self.values[first] if bool((self.index[block] == first).all()) else None

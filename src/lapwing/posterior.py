@@ -1,0 +1,281 @@
+"""Posterior: the frozen value a user holds. It composes; the mathematics is in the modules it calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+
+from lapwing import evidence, predictive, registry
+from lapwing._types import Float, Scalar, Tensor
+from lapwing.curvature import Estimate, Fisher, Structure, estimate
+from lapwing.data import ModelInput, as_batches, as_input
+from lapwing.diagnosis import Diagnosis, Finding
+from lapwing.errors import InputError, StructureError
+from lapwing.likelihoods import Gaussian, Likelihood, Sites
+from lapwing.linearise import Linearised
+from lapwing.observations import observed
+from lapwing.operators import Curvature, Precision
+from lapwing.params import ParamLayout
+from lapwing.predictive import Frame, Prediction, WeightGaussian
+from lapwing.priors import GaussianPrior
+from lapwing.sandbox import random_state_kept
+from lapwing.sampling import seeded, weight_deviations
+
+_MAX_COVARIANCE = 5_000
+
+
+class JointOutputs(NamedTuple):
+    """A Gaussian across inputs and outputs, flattened datum by datum."""
+
+    mean: Float[Tensor, " nk"]
+    cov: Float[Tensor, "nk nk"]
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """The Gaussian over the network's outputs at some inputs; `var` and `cov` are computed when asked for."""
+
+    posterior: Posterior
+    x: ModelInput
+
+    @cached_property
+    def mean(self) -> Tensor:
+        return self.posterior._shaped(self.posterior.linearised.outputs(self.x))
+
+    @cached_property
+    def var(self) -> Tensor:
+        return self.posterior._shaped(predictive.pushforward_marginal(self.posterior.weights, self.x))
+
+    @cached_property
+    def cov(self) -> Float[Tensor, "n k k"]:
+        return predictive.pushforward(self.posterior.weights, self.x)[1].to(self.posterior.dtype)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.mean, self.cov, self.var))
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionDraws:
+    """Draws of the linearised function: the same functions at every call and every input."""
+
+    posterior: Posterior
+    deviations: Float[Tensor, "s p"]
+
+    def __call__(self, x: Any) -> Tensor:
+        """(n_draws, B, …) outputs."""
+        draws = predictive.linear_draws(self.posterior.weights, as_input(x), self.deviations)
+        return torch.stack([self.posterior._shaped(f) for f in draws])
+
+
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """N(θ*, P⁻¹) with P = H + P₀ over the weights of a linearised network."""
+
+    linearised: Linearised
+    likelihood: Likelihood
+    estimate: Estimate
+    prior: GaussianPrior
+    structure: Structure
+    fisher: Fisher
+    likelihood_scale: Scalar
+    chunk_floats: int
+    history: tuple[Any, ...] = ()
+
+    # --- the Gaussian over weights -------------------------------------------------------------
+
+    @property
+    def layout(self) -> ParamLayout:
+        return self.linearised.layout
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Results come in the model's dtype, float32 at least."""
+        dtype = self.linearised.network.dtype or torch.float32
+        return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+    @property
+    def mean(self) -> Float[Tensor, " p"]:
+        """θ*."""
+        return self.linearised.theta.to(self.dtype)
+
+    @property
+    def n_data(self) -> int:
+        """How many data were seen."""
+        return self.estimate.statistics.n
+
+    @cached_property
+    def sites(self) -> Sites:
+        return Sites(self.linearised.datum_shape, self.likelihood.class_axis)
+
+    @cached_property
+    def curvature(self) -> Curvature:
+        """H = κ Σ_g c_g H_g at the present noise."""
+        return self.curvature_at(self.part_scales)
+
+    @property
+    def part_scales(self) -> Float[Tensor, " g"]:
+        return self.likelihood_scale * self.fisher.scales(self.likelihood)
+
+    def curvature_at(self, scales: Float[Tensor, " g"]) -> Curvature:
+        """Σ_g c_g H_g for other scales c: no pass over the data."""
+        first, *rest = self.estimate.parts
+        return first.mixed(rest, scales) if rest else first.scaled(scales[0])
+
+    @cached_property
+    def precision(self) -> Precision:
+        return self.curvature.plus(self.prior.P0)
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Float[Tensor, "n p"]:
+        """Draws of the weights. Without a generator, the same draws at every call."""
+        deviations = weight_deviations(self.precision, n, generator=seeded(generator))
+        return (self.linearised.theta + deviations).to(self.dtype)
+
+    def marginal_variance(self) -> Float[Tensor, " p"]:
+        return self.precision.inv_diagonal().to(self.dtype)
+
+    def covariance(self) -> Float[Tensor, "p p"]:
+        """P⁻¹, for small P."""
+        if self.layout.p > _MAX_COVARIANCE:
+            raise StructureError(
+                f"covariance() forms a {self.layout.p} × {self.layout.p} matrix; it is refused above {_MAX_COVARIANCE} "
+                "parameters. Use marginal_variance(), sample(), or outputs(x).cov."
+            )
+        return self.precision.solve(torch.eye(self.layout.p, dtype=torch.float64)).to(self.dtype)
+
+    # --- the Gaussian over outputs, and predictions ----------------------------------------------
+
+    def outputs(self, x: Any) -> Outputs:
+        """Mean and (co)variance of the network's outputs, without observation noise."""
+        return Outputs(self, as_input(x))
+
+    def joint_outputs(self, x: Any) -> JointOutputs:
+        """The Gaussian across all inputs: mean (B·K,), cov (B·K, B·K)."""
+        mean, cov = predictive.pushforward_joint(self.weights, as_input(x))
+        return JointOutputs(mean.to(self.dtype), cov.to(self.dtype))
+
+    def functions(self, n: int, generator: torch.Generator | None = None) -> FunctionDraws:
+        """n draws of the linearised function. Without a generator, the same draws at every call."""
+        return FunctionDraws(self, weight_deviations(self.precision, n, generator=seeded(generator)))
+
+    def predict(
+        self,
+        x: Any,
+        *,
+        predictive: str = "glm",
+        link: Any = None,
+        n_samples: int = 1000,
+        generator: torch.Generator | None = None,
+    ) -> Prediction:
+        """The predictive distribution at x: linearised ("glm") or by sampled weights through the network ("bnn")."""
+        if n_samples < 1:
+            raise InputError(f"n_samples: at least one sample is needed, got {n_samples}.")
+        frame = Frame(self.sites, self.dtype, registry.link(link), n_samples, seeded(generator))
+        compute = registry.choose("predictive", predictive, {"glm": self._predict_glm, "bnn": self._predict_bnn})
+        return compute(as_input(x), frame)
+
+    def _predict_glm(self, x: ModelInput, frame: Frame) -> Prediction:
+        gaussian = predictive.pushforward_sites(self.weights, x, self.sites)
+        return predictive.from_gaussian(self.likelihood, gaussian, frame)
+
+    def _predict_bnn(self, x: ModelInput, frame: Frame) -> Prediction:
+        deviations = weight_deviations(self.precision, frame.n_samples, generator=frame.generator)
+        f = predictive.network_draws(self.linearised, x, deviations)
+        return predictive.from_draws(self.likelihood, torch.stack([self.sites.split(draw) for draw in f]), frame)
+
+    # --- evidence --------------------------------------------------------------------------------
+
+    def log_lik(self) -> Scalar:
+        """κ Σ log p(y | f(x; θ*))."""
+        return self.likelihood_scale * self.likelihood.log_lik(self.estimate.statistics.likelihood)
+
+    def log_evidence(self) -> Scalar:
+        """log p(D) by Laplace; differentiable in the prior precisions, the noise and the likelihood scale."""
+        return self.evidence().total
+
+    def evidence(self) -> evidence.Evidence:
+        """The evidence with its three terms apart."""
+        return evidence.log_evidence(self.log_lik(), self.precision, self.prior, self.linearised.theta)
+
+    def effective_dimension(self) -> Float[Tensor, " g"]:
+        """γ per prior group: how many parameters the data determine."""
+        return evidence.effective_dimension(self.curvature, self.prior)
+
+    # --- other posteriors on the same curvature ------------------------------------------------------
+
+    def with_prior(self, prior: Any) -> Posterior:
+        """The same curvature under another prior: a precision, or lw.prior(model, ...)."""
+        return replace(self, prior=registry.prior(prior, self.layout).on(self.linearised.network.device))
+
+    def with_likelihood(self, likelihood: Likelihood, *, likelihood_scale: Any = None) -> Posterior:
+        """The same curvature at another noise level or likelihood scale."""
+        if type(likelihood) is not type(self.likelihood):
+            raise StructureError(
+                f"with_likelihood: the curvature was computed for {type(self.likelihood).__name__}; "
+                f"{type(likelihood).__name__} needs a new fit."
+            )
+        if not isinstance(likelihood, Gaussian) and likelihood != self.likelihood:
+            raise StructureError(f"with_likelihood: other options of {type(likelihood).__name__} need a new fit.")
+        if isinstance(likelihood, Gaussian):
+            likelihood = self._checked_noise(likelihood)
+        scale = self.likelihood_scale if likelihood_scale is None else registry.likelihood_scale(likelihood_scale)
+        return replace(self, likelihood=likelihood, likelihood_scale=scale)
+
+    def updated(self, more_data: Any, *, progress: bool | None = None) -> Posterior:
+        """The posterior after more data: their curvature and statistics are added at the same weights.
+
+        An estimated noise level keeps its value; `lw.tune` moves it.
+        """
+        with random_state_kept():
+            batches = observed(as_batches(more_data), self.likelihood, self.sites, progress=progress)
+            more = estimate(
+                self.linearised,
+                self.likelihood,
+                batches,
+                sites=self.sites,
+                structure=self.structure,
+                fisher=self.fisher,
+                chunk_floats=self.chunk_floats,
+            )
+        return replace(self, estimate=self.estimate + more)
+
+    def _checked_noise(self, likelihood: Gaussian) -> Gaussian:
+        if likelihood.noise_std is None:
+            return likelihood.estimate(self.estimate.statistics.likelihood)
+        if len(likelihood.resolved()) != len(self.estimate.parts):
+            raise StructureError(
+                f"with_likelihood: {len(likelihood.resolved())} noise levels were given, but the curvature was summed for "
+                f"{len(self.estimate.parts)}. Fit with Gaussian(per_output=True) to keep outputs apart."
+            )
+        return likelihood
+
+    # --- diagnosis ---------------------------------------------------------------------------------
+
+    def diagnose(self) -> Diagnosis:
+        """What may be wrong, each with a word of advice."""
+        return Diagnosis(tuple(self._findings()))
+
+    def _findings(self) -> Iterator[Finding]:
+        from_data = self.part_scales @ self.estimate.statistics.gradients
+        pull = self.prior.P0.diagonal * (self.linearised.theta - self.prior.mean)
+        yield Finding.of_gradient(float((from_data - pull).norm()), float(from_data.norm()), float(pull.norm()))
+        spectrum = self.curvature.spectrum()
+        low, high = float(self.prior.precisions.min()), float(self.prior.precisions.max())
+        yield Finding.of_condition((float(spectrum.max()) + high) / low)
+        yield from Finding.of_groups(self.prior.group_names, self.prior.precisions.detach())
+        gradients_vanish = [n for n in self.layout.names if not bool(self.curvature.diagonal()[self.layout[n]].any())]
+        yield from Finding.of_unused(gradients_vanish)
+        yield Finding.of_rows(tuple(self.linearised.ruled), self.linearised.rest.names, self.linearised.vectorised)
+
+    # --- shapes ------------------------------------------------------------------------------------
+
+    @cached_property
+    def weights(self) -> WeightGaussian:
+        row = self.structure.row_floats(self.layout, self.layout.p)
+        return WeightGaussian(self.linearised, self.precision, max(1, self.chunk_floats // row))
+
+    def _shaped(self, f: Float[Tensor, "n k"]) -> Tensor:
+        return f.reshape(len(f), *self.linearised.datum_shape).to(self.dtype)

@@ -1,0 +1,35 @@
+"""From a Gaussian over weights to predictions."""
+
+from lapwing.predictive.families import Frame, from_draws, from_gaussian
+from lapwing.predictive.nonlinear import network_draws
+from lapwing.predictive.prediction import ClassPrediction, DensityPrediction, Prediction, RegressionPrediction, Split
+from lapwing.predictive.pushforward import (
+    SiteGaussian,
+    WeightGaussian,
+    linear_draws,
+    pushforward,
+    pushforward_joint,
+    pushforward_marginal,
+    pushforward_sites,
+    site_gaussian,
+)
+
+__all__ = [
+    "ClassPrediction",
+    "DensityPrediction",
+    "Frame",
+    "Prediction",
+    "RegressionPrediction",
+    "SiteGaussian",
+    "Split",
+    "WeightGaussian",
+    "from_draws",
+    "from_gaussian",
+    "linear_draws",
+    "network_draws",
+    "pushforward",
+    "pushforward_joint",
+    "pushforward_marginal",
+    "pushforward_sites",
+    "site_gaussian",
+]

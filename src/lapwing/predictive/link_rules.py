@@ -1,0 +1,103 @@
+"""Links as objects: each says how a Gaussian over logits becomes log probabilities, for classes and for one logit."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import log
+
+import torch
+from torch.nn.functional import logsigmoid
+
+from lapwing._types import Float, Tensor
+from lapwing.errors import StructureError
+from lapwing.predictive import links
+
+
+class Link(ABC):
+    """E[softmax f] or E[σ(f)] under a Gaussian, exactly or by a rule."""
+
+    @abstractmethod
+    def categorical(self, m: Tensor, cov: Tensor, draws: Tensor) -> Float[Tensor, "n t c"]:
+        """log probabilities; `draws` of the same Gaussian are at hand because the uncertainty split needs them."""
+
+    @abstractmethod
+    def binary(self, m: Tensor, v: Tensor, *, n_draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """(log p(1), log p(0)) for each logit."""
+
+
+@dataclass(frozen=True)
+class Default(Link):
+    """What measures best: quadrature for one logit, quasi-Monte Carlo draws for classes. Both converge to the integral."""
+
+    def categorical(self, m: Tensor, cov: Tensor, draws: Tensor) -> Float[Tensor, "n t c"]:
+        return log_mean_softmax(draws)
+
+    def binary(self, m: Tensor, v: Tensor, *, n_draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return links.log_sigmoid_quadrature(m, v), links.log_sigmoid_quadrature(-m, v)
+
+
+@dataclass(frozen=True)
+class MonteCarlo(Link):
+    """Averages over draws."""
+
+    def categorical(self, m: Tensor, cov: Tensor, draws: Tensor) -> Float[Tensor, "n t c"]:
+        return log_mean_softmax(draws)
+
+    def binary(self, m: Tensor, v: Tensor, *, n_draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        draws = links.gaussian_draws(m[..., None], v[..., None, None], n_draws, generator=generator)[..., 0]
+        return log_mean_sigmoid(draws), log_mean_sigmoid(-draws)
+
+
+@dataclass(frozen=True)
+class Quadrature(Link):
+    """One-dimensional integration: one logit only."""
+
+    def categorical(self, m: Tensor, cov: Tensor, draws: Tensor) -> Float[Tensor, "n t c"]:
+        raise StructureError(
+            f'link="quadrature" integrates over one logit, but the model has {m.shape[-1]} classes. Use "mc" or "pairwise".'
+        )
+
+    def binary(self, m: Tensor, v: Tensor, *, n_draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return links.log_sigmoid_quadrature(m, v), links.log_sigmoid_quadrature(-m, v)
+
+
+@dataclass(frozen=True)
+class ClosedForm(Link):
+    """A formula for classes; for one logit the probit formula, to which the pairwise one reduces."""
+
+    name: str
+    probs: Callable[[Tensor, Tensor], Tensor]
+    has_binary_form: bool
+
+    def categorical(self, m: Tensor, cov: Tensor, draws: Tensor) -> Float[Tensor, "n t c"]:
+        return self.probs(m, cov).log()
+
+    def binary(self, m: Tensor, v: Tensor, *, n_draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        if not self.has_binary_form:
+            raise StructureError(
+                f'link="{self.name}" needs two or more logits per label; for one logit use "quadrature" or "probit".'
+            )
+        scaled = m / (1 + torch.pi / 8 * v).sqrt()
+        return logsigmoid(scaled), logsigmoid(-scaled)
+
+
+def _probit(m: Tensor, cov: Tensor) -> Tensor:
+    return links.probit(m, cov.diagonal(dim1=-2, dim2=-1))
+
+
+PROBIT = ClosedForm("probit", _probit, has_binary_form=True)
+PAIRWISE = ClosedForm("pairwise", links.pairwise, has_binary_form=True)
+BRIDGE = ClosedForm("bridge", links.bridge, has_binary_form=False)
+BRIDGE_NORM = ClosedForm("bridge_norm", links.bridge_norm, has_binary_form=False)
+
+
+def log_mean_softmax(f: Float[Tensor, "s *n c"]) -> Float[Tensor, "*n c"]:
+    """log of the mean of softmax(f_s), in logs throughout: a confident wrong network has a finite score."""
+    return torch.logsumexp(torch.log_softmax(f, -1), 0) - log(len(f))
+
+
+def log_mean_sigmoid(f: Float[Tensor, "s *n"]) -> Float[Tensor, "*n"]:
+    """log of the mean of σ(f_s)."""
+    return torch.logsumexp(logsigmoid(f), 0) - log(len(f))

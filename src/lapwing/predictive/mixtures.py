@@ -1,0 +1,37 @@
+"""Quantiles of mixtures, by bisection on their distribution functions."""
+
+from __future__ import annotations
+
+import torch
+
+from lapwing._types import Float, Tensor
+
+
+def mixture_quantile(means: Float[Tensor, "s ..."], stds: Float[Tensor, "s ..."], level: float) -> Float[Tensor, "..."]:
+    """q with (1/S) Σ_s Φ((q − m_s)/s_s) = level."""
+    z = torch.special.ndtri(torch.tensor(level, dtype=means.dtype))
+    ends = means + z * stds  # the quantiles of the components enclose the mixture's
+    low, high = ends.amin(0), ends.amax(0)
+    for _ in range(60):
+        middle = (low + high) / 2
+        below = torch.special.ndtr((middle - means) / stds).mean(0) < level
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return (low + high) / 2
+
+
+def poisson_mixture_quantile(
+    rates: Float[Tensor, "s ..."], weights: Float[Tensor, " s"], level: float
+) -> Float[Tensor, "..."]:
+    """The smallest count k with Σ_s w_s P(Y ≤ k | rate_s) ≥ level."""
+    w = weights.reshape(-1, *[1] * (rates.ndim - 1))
+
+    def cdf(k: Tensor) -> Tensor:
+        return (w * torch.special.gammaincc(k + 1, rates)).sum(0)
+
+    low = torch.full_like(rates[0], -1.0)
+    high = torch.ceil(rates.amax(0) + 20 * rates.amax(0).sqrt() + 20)
+    for _ in range(64):  # low is below the quantile, high is not; they end one apart
+        middle = torch.floor((low + high) / 2)
+        below = (middle < 0) | (cdf(middle.clamp(min=0)) < level)
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return high

@@ -1,0 +1,135 @@
+"""Predictions: what is expected, and how much of the doubt is about the model (epistemic) or the world (aleatoric)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributions import Bernoulli, Categorical, Distribution
+
+from lapwing._types import Tensor
+from lapwing.errors import InputError
+
+
+class Split(NamedTuple):
+    """total = epistemic + aleatoric."""
+
+    total: Tensor
+    epistemic: Tensor
+    aleatoric: Tensor
+
+
+class Prediction(ABC):
+    """A predictive distribution per datum (and per likelihood term of a datum)."""
+
+    distribution: Distribution  # the predictive as a torch.distributions object
+
+    @abstractmethod
+    def log_prob(self, y: Any) -> Tensor:
+        """log p(y | x, data) of targets given as for `fit`: one number per datum and term."""
+
+
+@dataclass(frozen=True, eq=False)
+class RegressionPrediction(Prediction):
+    """Real or count targets. All tensors have the targets' shape."""
+
+    mean: Tensor
+    epistemic: Tensor
+    aleatoric: Tensor
+    distribution: Distribution
+    quantile: Callable[[float], Tensor]
+    log_density: Callable[[Any], Tensor]
+
+    @property
+    def variance(self) -> Tensor:
+        """Total variance of a target: epistemic + aleatoric."""
+        return self.epistemic + self.aleatoric
+
+    @property
+    def std(self) -> Tensor:
+        return self.variance.sqrt()
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Central interval that holds a target with this probability: (lower, upper)."""
+        if not 0 < level < 1:
+            raise InputError(f"interval: the level is a probability between 0 and 1, got {level}.")
+        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+
+    def log_prob(self, y: Any) -> Tensor:
+        return self.log_density(y)
+
+
+@dataclass(frozen=True, eq=False)
+class ClassPrediction(Prediction):
+    """Class probabilities. `probs` has the model's output shape; uncertainties have one value per label.
+
+    With p the network's probabilities under a draw of the weights and p̄ their mean:
+    entropy H(p̄) = epistemic (mutual information of label and weights) + aleatoric E[H(p)], and per class
+    p̄ − p̄² = Var p + E[p − p²] (Kwon et al., 2020).
+    """
+
+    log_probs: Tensor  # (..., K) over the possible values of a label, last axis
+    expected_entropy: Tensor  # (...)
+    expected_noise: Tensor  # (..., K): E[p − p²]
+    arranged: Callable[[Tensor], Tensor]  # (..., K) → the model's output shape
+    log_density: Callable[[Any], Tensor]
+    binary: bool
+
+    @cached_property
+    def probs(self) -> Tensor:
+        return self.arranged(self.log_probs.exp())
+
+    @property
+    def label(self) -> Tensor:
+        """The most probable label."""
+        return self.log_probs.argmax(-1)
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        """H(p̄), in nats."""
+        return torch.special.entr(self.log_probs.exp()).sum(-1)
+
+    @cached_property
+    def aleatoric(self) -> Tensor:
+        # Under a closed-form link the mean p̄ is an approximation, and may be a little less uncertain than E[H(p)].
+        return torch.minimum(self.expected_entropy, self.entropy)
+
+    @cached_property
+    def epistemic(self) -> Tensor:
+        return self.entropy - self.aleatoric
+
+    @cached_property
+    def class_variance(self) -> Split:
+        """Variance of each class's indicator, split in the same way."""
+        p = self.log_probs.exp()
+        total = p * (1 - p)
+        aleatoric = torch.minimum(self.expected_noise, total)
+        return Split(*(self.arranged(v) for v in (total, total - aleatoric, aleatoric)))
+
+    @cached_property
+    def distribution(self) -> Distribution:  # type: ignore[override]
+        if self.binary:
+            return Bernoulli(probs=self.log_probs[..., 1].exp(), validate_args=False)
+        return Categorical(logits=self.log_probs, validate_args=False)
+
+    def log_prob(self, y: Any) -> Tensor:
+        return self.log_density(y)
+
+
+@dataclass(frozen=True, eq=False)
+class DensityPrediction(Prediction):
+    """A likelihood known only by its log density: targets can be scored; `mean` exists if the likelihood has one."""
+
+    mean: Tensor | None
+    log_density: Callable[[Any], Tensor]
+
+    @property
+    def distribution(self) -> Distribution:  # type: ignore[override]
+        raise InputError("A custom likelihood has no torch.distributions object; use `log_prob(y)` to score targets.")
+
+    def log_prob(self, y: Any) -> Tensor:
+        return self.log_density(y)

@@ -1,0 +1,83 @@
+"""The Gaussian over weights pushed through the linearised network: a Gaussian over outputs.
+
+f_lin ~ N(f + J (μ − θ*), J P⁻¹ Jᵀ). One function per shape of the answer; all work through the inputs in pieces, so
+that the rows in memory stay within a budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from lapwing._types import Float, Tensor
+from lapwing.data import ModelInput
+from lapwing.jacobian import Jacobian
+from lapwing.likelihoods import Sites
+from lapwing.linearise import Linearised
+from lapwing.operators import Precision
+
+
+@dataclass(frozen=True, eq=False)
+class SiteGaussian:
+    """Mean and covariance over the C outputs of each likelihood term."""
+
+    mean: Float[Tensor, "n t c"]
+    cov: Float[Tensor, "n t c c"]
+
+
+@dataclass(frozen=True, eq=False)
+class WeightGaussian:
+    """N(θ* + shift, P⁻¹) over the weights of a linearised network, and how many inputs to take at a time."""
+
+    linearised: Linearised
+    precision: Precision
+    rows_at_once: int
+
+    def jacobians(self, x: ModelInput) -> Iterator[tuple[Float[Tensor, "n k"], Jacobian]]:
+        """(f, J) for successive pieces of x."""
+        step = max(1, self.rows_at_once // self.linearised.k)
+        for start in range(0, x.n, step):
+            piece = x if step >= x.n else x.rows(slice(start, start + step))
+            with self.linearised.trace(piece) as trace:
+                f, J = trace.outputs.double(), trace.jacobian()
+            yield f, J  # outside: the model is given back before anyone else's code runs
+
+
+def pushforward(weights: WeightGaussian, x: ModelInput) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k k"]]:
+    """Mean and covariance over all K outputs of each datum."""
+    pieces = [(f, weights.precision.inv_quad(J)) for f, J in weights.jacobians(x)]
+    return torch.cat([f for f, _ in pieces]), torch.cat([cov for _, cov in pieces])
+
+
+def pushforward_marginal(weights: WeightGaussian, x: ModelInput) -> Float[Tensor, "n k"]:
+    """Variances only; no covariance is formed."""
+    return torch.cat([weights.precision.inv_quad_diagonal(J) for _, J in weights.jacobians(x)])
+
+
+def pushforward_sites(weights: WeightGaussian, x: ModelInput, sites: Sites) -> SiteGaussian:
+    """Mean and covariance within each likelihood term; nothing between the terms of a datum."""
+    pieces = [site_gaussian(weights.precision, f, J, sites) for f, J in weights.jacobians(x)]
+    return SiteGaussian(torch.cat([p.mean for p in pieces]), torch.cat([p.cov for p in pieces]))
+
+
+def site_gaussian(precision: Precision, f: Float[Tensor, "n k"], J: Jacobian, sites: Sites) -> SiteGaussian:
+    """The same for one piece whose Jacobian is at hand."""
+    if sites.t == 1:
+        return SiteGaussian(sites.split(f), precision.inv_quad(J)[:, None])
+    positions = sites.split(torch.arange(f.shape[1])[None])[0]
+    covs = [precision.inv_quad(J.outputs_at(rows)) for rows in positions.to(f.device)]
+    return SiteGaussian(sites.split(f), torch.stack(covs, dim=1))
+
+
+def pushforward_joint(weights: WeightGaussian, x: ModelInput) -> tuple[Float[Tensor, " nk"], Float[Tensor, "nk nk"]]:
+    """Mean and covariance across all inputs and outputs."""
+    pieces = list(weights.jacobians(x))
+    J = pieces[0][1].concatenated([J for _, J in pieces[1:]])
+    return torch.cat([f for f, _ in pieces]).flatten(), weights.precision.inv_gram(J)
+
+
+def linear_draws(weights: WeightGaussian, x: ModelInput, deviations: Float[Tensor, "s p"]) -> Float[Tensor, "s n k"]:
+    """f + J (θ_s − θ*) for given draws of the weights."""
+    return torch.cat([f + J.mv(deviations) for f, J in weights.jacobians(x)], dim=1)

@@ -1,0 +1,142 @@
+"""GaussianPrior: θ ~ N(m₀, P₀⁻¹) with P₀ diagonal, one precision per group of parameters.
+
+Isotropic, layerwise, per-tensor and elementwise priors differ only in their groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from lapwing._types import Float, Int, Tensor
+from lapwing.errors import InputError, ShapeError
+from lapwing.operators import GroupedDiagonal
+from lapwing.params import ParamLayout
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianPrior:
+    """Precisions δ_g > 0 for named groups; `index` says which group each parameter belongs to."""
+
+    layout: ParamLayout
+    precisions: Float[Tensor, " g"]
+    group_names: tuple[str, ...]
+    index: Int[Tensor, " p"]
+    mean: Float[Tensor, "..."]  # () or (P,)
+
+    def __post_init__(self) -> None:
+        if len(self.precisions) != len(self.group_names):
+            raise ShapeError(
+                f"The prior has {len(self.group_names)} groups but {len(self.precisions)} precisions were given. "
+                f"Give one number, or one per group, in this order: {', '.join(self.group_names[:8])}."
+            )
+        values = self.precisions.detach()
+        if not bool(torch.isfinite(values).all()) or bool((values <= 0).any()):
+            bad = int(((values <= 0) | ~torch.isfinite(values)).nonzero()[0])
+            raise InputError(
+                f"Prior precisions must be positive and finite; group '{self.group_names[bad]}' has "
+                f"{float(values[bad]):g}. A precision is 1/variance: 1.0 is a good start."
+            )
+
+    @cached_property
+    def P0(self) -> GroupedDiagonal:
+        return GroupedDiagonal(self.precisions, self.index)
+
+    def scatter(self, theta: Float[Tensor, " p"]) -> Float[Tensor, " g"]:
+        """‖θ − m₀‖² within each group."""
+        return self.P0.group_sums((theta - self.mean) ** 2)
+
+    def with_precisions(self, precisions: Float[Tensor, " g"]) -> GaussianPrior:
+        return replace(self, precisions=precisions)
+
+    def restricted(self, layout: ParamLayout) -> GaussianPrior:
+        """The prior on a subset of the tensors; groups without parameters there are dropped."""
+        unknown = [name for name in layout.names if name not in self.layout]
+        if unknown:
+            raise InputError(
+                f"The prior does not cover parameter '{unknown[0]}'. Build it from the same model, with the same "
+                "parameters unfrozen, as the posterior: lw.prior(model, ...)."
+            )
+        if layout == self.layout:
+            return self
+        columns = torch.cat([torch.arange(self.layout[n].start, self.layout[n].stop) for n in layout.names])
+        present, index = self.index[columns].unique(return_inverse=True)
+        return GaussianPrior(
+            layout,
+            self.precisions[present],
+            tuple(self.group_names[int(g)] for g in present),
+            index,
+            self.mean[columns] if self.mean.ndim else self.mean,
+        )
+
+    def on(self, device: torch.device) -> GaussianPrior:
+        return replace(
+            self, precisions=self.precisions.to(device), index=self.index.to(device), mean=self.mean.to(device)
+        )
+
+
+def isotropic(layout: ParamLayout, precision: Any = 1.0, mean: Any = 0.0) -> GaussianPrior:
+    """One precision for all parameters."""
+    return _grouped(layout, ("all",), torch.zeros(layout.p, dtype=torch.long), precision, mean)
+
+
+def layerwise(layout: ParamLayout, precision: Any = 1.0, mean: Any = 0.0) -> GaussianPrior:
+    """One precision per module that holds parameters: its weight and bias together."""
+    names = tuple(path or "(model)" for path in layout.modules)
+    sizes = [s.stop - s.start for s in layout.module_slices.values()]
+    return _grouped(layout, names, _runs(sizes), precision, mean)
+
+
+def tensorwise(layout: ParamLayout, precision: Any = 1.0, mean: Any = 0.0) -> GaussianPrior:
+    """One precision per parameter tensor."""
+    sizes = [layout[name].stop - layout[name].start for name in layout.names]
+    return _grouped(layout, layout.names, _runs(sizes), precision, mean)
+
+
+def elementwise(layout: ParamLayout, precision: Any = 1.0, mean: Any = 0.0) -> GaussianPrior:
+    """One precision per single parameter (automatic relevance determination)."""
+    names = tuple(f"{name}[{i}]" for name in layout.names for i in range(layout[name].stop - layout[name].start))
+    return _grouped(layout, names, torch.arange(layout.p), precision, mean)
+
+
+def _grouped(
+    layout: ParamLayout, names: tuple[str, ...], index: Tensor, precision: Any, mean: Any
+) -> GaussianPrior:
+    return GaussianPrior(layout, _precisions(precision, names), names, index, _mean(mean, layout))
+
+
+def _runs(sizes: list[int]) -> Int[Tensor, " p"]:
+    return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+
+
+def _precisions(precision: Any, names: tuple[str, ...]) -> Float[Tensor, " g"]:
+    """One number for all groups, one per group, or a mapping from group name; gradients flow through."""
+    if isinstance(precision, Mapping):
+        missing = [n for n in names if n not in precision] + [n for n in precision if n not in names]
+        if missing:
+            raise InputError(f"precision: group '{missing[0]}' is missing or unknown; the groups are {', '.join(names[:8])}.")
+        precision = [float(precision[name]) for name in names]
+    values = torch.as_tensor(precision, dtype=torch.float64)
+    return values.expand(len(names)) if values.ndim == 0 else values
+
+
+def _mean(mean: Any, layout: ParamLayout) -> Float[Tensor, "..."]:
+    """A number, a flat vector, or named tensors (a state dict will do)."""
+    if isinstance(mean, Mapping):
+        absent = [name for name in layout.names if name not in mean]
+        if absent:
+            raise InputError(f"mean: no entry for parameter '{absent[0]}'.")
+        for name in layout.names:
+            if tuple(mean[name].shape) != layout.shape(name):
+                raise ShapeError(f"mean: '{name}' has shape {tuple(mean[name].shape)}, expected {layout.shape(name)}.")
+        return layout.ravel({name: mean[name].detach().to(torch.float64) for name in layout.names})
+    value = torch.as_tensor(mean, dtype=torch.float64).detach()
+    if value.ndim and tuple(value.shape) != (layout.p,):
+        raise ShapeError(f"mean: expected a number or {layout.p} values, got shape {tuple(value.shape)}.")
+    if not bool(torch.isfinite(value).all()):
+        raise InputError("mean: the prior mean must be finite.")
+    return value

@@ -1,0 +1,138 @@
+"""The words of the front door, and the objects they stand for; the only place where a string becomes an object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from lapwing import params, priors, probe
+from lapwing.curvature import Block, Diagonal, Empirical, Exact, Fisher, Full, Sampled, Structure
+from lapwing.data import ModelInput
+from lapwing.errors import InputError, InputTypeError
+from lapwing.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson, Sites
+from lapwing.params import ParamLayout
+from lapwing.predictive import link_rules
+from lapwing.priors import GaussianPrior
+from lapwing.probe import LayoutChoice
+
+T = TypeVar("T")
+
+STRUCTURES: dict[str, Structure | None] = {"auto": None, "full": Full(), "block": Block(), "diag": Diagonal()}
+LINKS: dict[str, link_rules.Link] = {
+    "probit": link_rules.PROBIT,
+    "pairwise": link_rules.PAIRWISE,
+    "bridge": link_rules.BRIDGE,
+    "bridge_norm": link_rules.BRIDGE_NORM,
+    "mc": link_rules.MonteCarlo(),
+    "quadrature": link_rules.Quadrature(),
+}
+GROUPS = {
+    "one": priors.isotropic,
+    "layer": priors.layerwise,
+    "tensor": priors.tensorwise,
+    "element": priors.elementwise,
+}
+
+
+def choose(argument: str, word: Any, options: Mapping[str, T]) -> T:
+    """The object a word stands for, or an error that lists the words."""
+    if isinstance(word, str) and word in options:
+        return options[word]
+    known = ", ".join(f'"{option}"' for option in options)
+    near = get_close_matches(str(word), options, n=1)
+    hint = f' Did you mean "{near[0]}"?' if near else ""
+    if not isinstance(word, str):
+        raise InputTypeError(f"{argument}: expected one of {known} or the matching object, got {type(word).__name__}.")
+    raise InputError(f'{argument}: unknown word "{word}".{hint} Known: {known}.')
+
+
+def structure(word: Any) -> Structure | None:
+    """None stands for "choose for me"."""
+    return word if isinstance(word, Structure) else choose("structure", word, STRUCTURES)
+
+
+def link(word: Any) -> link_rules.Link:
+    if word is None:
+        return link_rules.Default()
+    return word if isinstance(word, link_rules.Link) else choose("link", word, LINKS)
+
+
+def fisher(word: Any, generator: torch.Generator) -> Fisher:
+    if isinstance(word, Fisher):
+        return word
+    return choose("fisher", word, {"exact": Exact(), "mc": Sampled(generator), "empirical": Empirical()})
+
+
+def likelihood(word: Any, datum_shape: tuple[int, ...]) -> Likelihood:
+    """The likelihood a word means for outputs of this shape."""
+    if isinstance(word, Likelihood):
+        return word
+    words: dict[str, Likelihood] = {
+        # One logit cannot be a softmax: it means a sigmoid.
+        "classification": Bernoulli() if Sites(datum_shape).c == 1 else Categorical(),
+        "binary": Bernoulli(),
+        "multilabel": Bernoulli(),
+        "regression": Gaussian(),
+        "count": Poisson(),
+    }
+    chosen = choose("likelihood", word, words)
+    if word == "binary" and Sites(datum_shape).c != 1:
+        raise InputError(
+            f'likelihood "binary" needs one logit per label, but the model gives {Sites(datum_shape).c}. '
+            'Use "classification" for a softmax over classes, or "multilabel" for independent labels.'
+        )
+    return chosen
+
+
+def layout_choice(word: Any) -> LayoutChoice:
+    """How to pick the parameters: everything trainable, the last layer, or names and glob patterns."""
+    if isinstance(word, str):
+        if word == "all":
+            return _all
+        if word == "last_layer":
+            return probe.last_layer
+        return partial(_matching, (word,))
+    if isinstance(word, list | tuple) and all(isinstance(pattern, str) for pattern in word):
+        return partial(_matching, tuple(word))
+    raise InputTypeError(
+        f'params: expected "all", "last_layer", or a list of parameter names or glob patterns, got {type(word).__name__}.'
+    )
+
+
+def prior(word: Any, layout: ParamLayout) -> GaussianPrior:
+    """A precision, or a GaussianPrior of the same model."""
+    if isinstance(word, GaussianPrior):
+        return word.restricted(layout)
+    if isinstance(word, torch.Tensor) and word.ndim == 0:
+        return priors.isotropic(layout, word)
+    if isinstance(word, bool) or not isinstance(word, int | float):
+        raise InputTypeError(
+            f"prior: expected a precision (one number) or lw.prior(model, ...), got {type(word).__name__}."
+        )
+    return priors.isotropic(layout, float(word))
+
+
+def grouped_prior(model: nn.Module, precision: Any, groups: str, mean: Any) -> GaussianPrior:
+    """A prior over all trainable parameters of a model."""
+    return choose("groups", groups, GROUPS)(params.trainable(model), precision, mean)
+
+
+def _all(model: nn.Module, x: ModelInput) -> ParamLayout:
+    return params.trainable(model)
+
+
+def _matching(patterns: tuple[str, ...], model: nn.Module, x: ModelInput) -> ParamLayout:
+    return params.matching(model, patterns)
+
+
+def likelihood_scale(value: Any) -> torch.Tensor:
+    """A positive number or scalar tensor, float64."""
+    scale = torch.as_tensor(value, dtype=torch.float64)
+    if scale.ndim or not bool(torch.isfinite(scale)) or float(scale) <= 0:
+        raise InputError(f"likelihood_scale: expected one positive, finite number, got {value!r}.")
+    return scale

@@ -1,0 +1,96 @@
+"""Borrow the user's model without leaving a trace.
+
+Inside `borrowed(model)` the model is in eval mode, its fused inference paths are off (they skip submodules and
+fill padding differently), gradients are on, and only one thread uses it. Afterwards every module has the
+attributes, hooks and modes it had, and the global random states are what they were.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+_locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+_locks_guard = threading.Lock()
+
+
+@contextmanager
+def borrowed(model: nn.Module) -> Iterator[None]:
+    """Evaluate the model freely inside; find it untouched outside, whatever happened."""
+    with _lock_of(model), random_state_kept(), _attributes_kept(model), ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.autocast("cpu", enabled=False))
+        stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)
+        for module in model.modules():
+            module.training = False
+        yield
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Give torch's, NumPy's and Python's global random states back as they were."""
+    cpu, cuda = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    legacy, python = np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(cpu)
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
+        np.random.set_state(legacy)
+        random.setstate(python)
+
+
+def install(model: nn.Module, tensors: Mapping[str, Tensor], aliases: Mapping[str, str]) -> None:
+    """Let a borrowed model compute with these tensors in place of its own parameters and buffers.
+
+    They stay in place until the model is given back, so a checkpointed block that recomputes itself during the
+    backward pass sees them too. `aliases` maps every name of a shared tensor to the one it is listed under.
+    """
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        for slots in (module._parameters, module._buffers):
+            for key, current in slots.items():
+                if current is not None:
+                    slots[key] = tensors[aliases[prefix + key]]  # type: ignore[assignment]
+        if isinstance(module, nn.RNNBase):  # recurrent layers read their weights from a list of their own
+            module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
+
+
+@contextmanager
+def _attributes_kept(model: nn.Module) -> Iterator[None]:
+    # Shallow copies of every module's attributes, and of the dictionaries among them (hooks, buffers, children):
+    # old-style weight_norm, caches and counters all write there during a forward pass.
+    saved: list[tuple[nn.Module, dict[str, Any], dict[str, dict[Any, Any]]]] = []
+    for module in model.modules():
+        attributes = dict(module.__dict__)
+        saved.append((module, attributes, {k: dict(v) for k, v in attributes.items() if isinstance(v, dict)}))
+    try:
+        yield
+    finally:
+        for module, attributes, dictionaries in saved:
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
+            for key, content in dictionaries.items():
+                if not _same(attributes[key], content):
+                    attributes[key].clear()
+                    attributes[key].update(content)
+
+
+def _same(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
+    return list(now) == list(before) and all(now[key] is before[key] for key in before)
+
+
+def _lock_of(model: nn.Module) -> threading.RLock:
+    with _locks_guard:
+        return _locks.setdefault(model, threading.RLock())

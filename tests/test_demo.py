@@ -1,0 +1,113 @@
+"""The demo at toy size, from training to the command line."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from lapwing import cli
+from lapwing.bench import demo
+from lapwing.bench.records import DemoRecord
+from lapwing.bench.sizes import TOY
+from lapwing.report.page import render
+from lapwing.report.picture import write_picture
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def record() -> DemoRecord:
+    return demo.run(seed=0, size=TOY)
+
+
+def test_the_record_is_plain_json_without_nan(record: DemoRecord) -> None:
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+
+
+def test_every_predictive_has_its_rows(record: DemoRecord) -> None:
+    assert [(r["method"], r["tuning"]) for r in record["digits"]["rows"]] == [
+        ("MAP", "–"),
+        ("sampled network", "as in training"),
+        ("GLM", "as in training"),
+        ("sampled network", "evidence"),
+        ("GLM", "evidence"),
+        ("sampled network", "validation"),
+        ("GLM", "validation"),
+    ]
+    assert len(record["regression"]["rows"]) == 6
+    assert all(0 <= r["ood_auc"] <= 1 and 0 <= r["brier"] <= 2 for r in record["digits"]["rows"])
+
+
+def test_bands_grow_as_the_prior_loosens_and_hold_the_noise(record: DemoRecord) -> None:
+    regression = record["regression"]
+    middles = [band["epistemic_std"][len(regression["x"]) // 2] for band in regression["bands"]]
+    assert middles == sorted(middles, reverse=True)
+    tuned = regression["bands"][regression["tuned"]]
+    for epistemic, total in zip(tuned["epistemic_std"], tuned["total_std"], strict=True):
+        assert math.isclose(total**2, epistemic**2 + regression["noise_std"] ** 2, rel_tol=1e-3)
+
+
+def test_the_tuned_prior_is_the_best_of_its_sweep(record: DemoRecord) -> None:
+    evidence = [band["log_evidence"] for band in record["regression"]["bands"]]
+    assert max(evidence) == evidence[record["regression"]["tuned"]]
+
+
+def test_the_same_seed_gives_the_same_record_and_leaves_torch_alone(record: DemoRecord) -> None:
+    before = torch.random.get_rng_state()
+    again = demo.run(seed=0, size=TOY)
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert {**again, "seconds": 0} == {**record, "seconds": 0}
+
+
+def test_page_and_picture_come_out_of_a_real_record(record: DemoRecord, tmp_path: Path) -> None:
+    assert "Handwritten digits" in render(record)
+    assert write_picture(record, tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_writes_everything_and_says_where(
+    record: DemoRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "run", lambda **_: record)
+    result = CliRunner().invoke(cli.app, ["demo", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert str(tmp_path / "report.html") in result.output.splitlines()[-1]
+    assert (tmp_path / "report.html").exists()
+    assert json.loads((tmp_path / "record.json").read_text()) == record
+
+
+def test_json_is_all_that_is_printed_for_machines(
+    record: DemoRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "run", lambda **_: record)
+    result = CliRunner().invoke(cli.app, ["demo", "--out", str(tmp_path), "--json"])
+    assert json.loads(result.stdout) == record
+
+
+def test_a_missing_extra_is_named_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_spec(name: str, *rest: Any) -> object | None:
+        return None if name == "jinja2" else object()
+
+    monkeypatch.setattr(cli, "find_spec", find_spec)
+    result = CliRunner().invoke(cli.app, ["demo"])
+    assert result.exit_code == 1
+    assert "pip install 'lapwing[demo]'" in result.stderr
+
+
+def test_bench_prints_and_saves_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        {"what": "fit", "ratio": 12.0, "unit": "gradient epochs", "goal": 40},
+        {"what": "covariance", "ratio": 400.0, "unit": "forward passes", "goal": 300},
+    ]
+    fake = type("w1", (), {"run": staticmethod(lambda: {"workload": "W1", "rows": rows})})
+    monkeypatch.setattr(cli, "import_module", lambda _: fake)
+    result = CliRunner().invoke(cli.app, ["bench", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert "met" in result.output
+    assert "missed" in result.output
+    assert json.loads((tmp_path / "w1.json").read_text())["rows"] == rows
