@@ -113,6 +113,7 @@ def _digits(draw: random.Random) -> DigitsRecord:
             held_out_map=0.3,
             by_evidence=1.0,
             by_validation=10.0,
+            notices=["the optimum lies on the edge"],
             trained_with=1.0,
         ),
         examples=[

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import oracle
 import pytest
 import torch
+
+import lapwing as lw
+import oracle
 from cases import CASES, Case, by_name
 from oracle import assert_close
 from truth import Truth
-
-import lapwing as lw
 
 RTOL = 1e-10
 

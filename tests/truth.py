@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import oracle
 import torch
-from cases import Case
 from torch import Tensor, nn
+
+import oracle
+from cases import Case
 
 NOISE = 0.7
 
@@ -68,9 +69,9 @@ class Truth:
         return {
             "gaussian": lambda: lw.Gaussian(noise_std=NOISE),
             "categorical": lambda: lw.Categorical(class_axis=axis),
-            "bernoulli": lambda: lw.Bernoulli(),
-            "poisson": lambda: lw.Poisson(),
-            "hetero": lambda: lw.HeteroscedasticGaussian(),
+            "bernoulli": lw.Bernoulli,
+            "poisson": lw.Poisson,
+            "hetero": lw.HeteroscedasticGaussian,
         }[self.case.kind]()
 
     def fit(self, **options: Any) -> Any:

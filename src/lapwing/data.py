@@ -131,7 +131,9 @@ class _Arrays:
         self.y = tuple(_as_tensor(v) for v in y) if isinstance(y, tuple) else _as_tensor(y)
         first = self.y[0] if isinstance(self.y, tuple) else self.y
         if not isinstance(first, Tensor) or first.ndim == 0:
-            raise InputTypeError(f"{where}: Y must be a tensor or array with one row per datum, got {type(y).__name__}.")
+            raise InputTypeError(
+                f"{where}: Y must be a tensor or array with one row per datum, got {type(y).__name__}."
+            )
         if first.shape[0] != self.x.n:
             raise ShapeError(f"{where}: X has {self.x.n} rows but Y has {first.shape[0]}; they must pair up.")
 
@@ -168,7 +170,9 @@ def _as_tensor(value: Any) -> Any:
     """NumPy arrays become tensors (copied when read-only); everything else stays what it is."""
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype == object or value.dtype.kind in "USO":
-            raise InputTypeError(f"Arrays of dtype {value.dtype} cannot be turned into tensors; encode them as numbers.")
+            raise InputTypeError(
+                f"Arrays of dtype {value.dtype} cannot be turned into tensors; encode them as numbers."
+            )
         return torch.from_numpy(np.array(value))
     return value
 

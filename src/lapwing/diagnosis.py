@@ -32,7 +32,9 @@ class Finding:
             if concern
             else "The weights are close to a mode."
         )
-        return Finding("gradient norm at the weights", f"{total:.3g} (data {data:.3g}, prior {prior:.3g})", concern, advice)
+        return Finding(
+            "gradient norm at the weights", f"{total:.3g} (data {data:.3g}, prior {prior:.3g})", concern, advice
+        )
 
     @staticmethod
     def of_condition(number: float) -> Finding:

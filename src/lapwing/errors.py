@@ -34,4 +34,6 @@ class MissingExtraError(LapwingError, RuntimeError):
     """An optional package is not installed; the message names the extra that brings it."""
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"This needs the package {package!r}, which is not installed. Run: pip install 'lapwing[{extra}]'")
+        super().__init__(
+            f"This needs the package {package!r}, which is not installed. Run: pip install 'lapwing[{extra}]'"
+        )

@@ -25,9 +25,7 @@ class Evidence:
         return self.log_lik - 0.5 * (self.log_det_ratio + self.scatter)
 
 
-def log_evidence(
-    log_lik: Scalar, precision: Precision, prior: GaussianPrior, theta: Float[Tensor, " p"]
-) -> Evidence:
+def log_evidence(log_lik: Scalar, precision: Precision, prior: GaussianPrior, theta: Float[Tensor, " p"]) -> Evidence:
     """Laplace approximation to log p(D), split into its three terms.
 
     log Z ≈ log p(D | θ*) − ½ (log det P − log det P₀) − ½ (θ* − m₀)ᵀ P₀ (θ* − m₀)

@@ -64,9 +64,7 @@ def fit(
     _warn_of_dropped(batches, estimate.statistics.n)
     if isinstance(family, Gaussian) and family.noise_std is None:
         family = family.estimate(estimate.statistics.likelihood)
-    return Posterior(
-        linearised, family, estimate, resolved_prior, plan.structure, kind, scale, plan.chunk_floats
-    )
+    return Posterior(linearised, family, estimate, resolved_prior, plan.structure, kind, scale, plan.chunk_floats)
 
 
 def tune(
@@ -94,7 +92,9 @@ def tune(
         )
     if groups is not None:
         posterior = posterior.with_prior(_regrouped(posterior.prior, groups))
-    method = registry.choose("by", by, {"evidence": "evidence", "fixed_point": "fixed_point", "validation": "validation"})
+    method = registry.choose(
+        "by", by, {"evidence": "evidence", "fixed_point": "fixed_point", "validation": "validation"}
+    )
     if method == "evidence":
         return tuning.maximise_evidence(posterior, noise=noise)
     if method == "fixed_point":
@@ -128,7 +128,9 @@ def _prepare(model: nn.Module, choose: Any, likelihood: Any, batches: Batches) -
 
 def _check_class_axis(likelihood: Likelihood, datum_shape: tuple[int, ...]) -> None:
     n_axes = len(datum_shape) + 1
-    if not -len(datum_shape) <= likelihood.class_axis < n_axes and not (not datum_shape and likelihood.class_axis == -1):
+    if not -len(datum_shape) <= likelihood.class_axis < n_axes and not (
+        not datum_shape and likelihood.class_axis == -1
+    ):
         raise InputError(
             f"class_axis={likelihood.class_axis} is outside the model's output, which has {n_axes} axes: "
             f"(B, {', '.join(map(str, datum_shape))})."

@@ -62,31 +62,31 @@ class Block(ABC):
 class DenseBlock(Block):
     """All entries of the columns of one parameter tensor."""
 
-    slice: slice
+    where: slice
     values: Float[Tensor, "n c k"]
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        return (self.slice,)
+        return (self.where,)
 
     def parts(self) -> tuple[Float[Tensor, "n c k"], ...]:
         return (self.values,)
 
     def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]:
-        return (self.values * weights[self.slice]) @ self.values.mT
+        return (self.values * weights[self.where]) @ self.values.mT
 
     def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]:
-        return self.values**2 @ weights[self.slice]
+        return self.values**2 @ weights[self.where]
 
     def cross(self, other: Block, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
         (values,) = other.parts()
-        return (self.values.flatten(0, 1) * D.diagonal[self.slice]) @ values.flatten(0, 1).T
+        return (self.values.flatten(0, 1) * D.diagonal[self.where]) @ values.flatten(0, 1).T
 
     def sum_squares(self) -> tuple[Float[Tensor, " k"], ...]:
         return ((self.values**2).sum((0, 1)),)
 
     def shifted(self, offset: int) -> DenseBlock:
-        return replace(self, slice=_shift(self.slice, offset))
+        return replace(self, where=_shift(self.where, offset))
 
     def concatenated(self, others: Sequence[Block]) -> DenseBlock:
         return replace(self, values=torch.cat([self.values, *(other.parts()[0] for other in others)]))
@@ -132,17 +132,18 @@ class LinearBlock(Block):
         return (self.g[:, :, 0] ** 2 @ self._output_weights(weights)[:, :, None])[..., 0]
 
     def cross(self, other: Block, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
-        scales = [D.constant_on(s) for s in self.slices]
-        if not (isinstance(other, LinearBlock) and self._one_position and other._one_position) or None in scales:
+        weight, bias = (None if s is None else D.constant_on(s) for s in (self.weight, self.bias))
+        factored = isinstance(other, LinearBlock) and self._one_position and other._one_position
+        if not factored or (weight is None) != (self.weight is None) or (bias is None) != (self.bias is None):
             pieces = zip(self._dense_blocks, DenseBlocks.of(other), strict=True)
             return _summed(mine.cross(theirs, D) for mine, theirs in pieces)
         # (g·g')(d_w a·a' + d_b): two small Gram matrices instead of one over all weights
-        by_slice = dict(zip(((s.start, s.stop) for s in self.slices), scales, strict=True))
+        assert isinstance(other, LinearBlock)
         inputs = self.a.new_zeros(len(self.a), len(other.a))
-        if self.weight is not None:
-            inputs = inputs + by_slice[self.weight.start, self.weight.stop] * (self.a[:, 0] @ other.a[:, 0].T)
-        if self.bias is not None:
-            inputs = inputs + by_slice[self.bias.start, self.bias.stop]
+        if weight is not None:
+            inputs = inputs + weight * (self.a[:, 0] @ other.a[:, 0].T)
+        if bias is not None:
+            inputs = inputs + bias
         outputs = self.g[:, :, 0].flatten(0, 1) @ other.g[:, :, 0].flatten(0, 1).T
         shape = (self.g.shape[0], self.g.shape[1], other.g.shape[0], other.g.shape[1])
         return (outputs.view(shape) * inputs[:, None, :, None]).view_as(outputs)
@@ -206,7 +207,7 @@ class DenseBlocks(Block):
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        return tuple(piece.slice for piece in self.pieces)
+        return tuple(piece.where for piece in self.pieces)
 
     def parts(self) -> tuple[Float[Tensor, "n c _"], ...]:
         return tuple(piece.values for piece in self.pieces)

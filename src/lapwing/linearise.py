@@ -8,6 +8,7 @@ layers with a rule, and plain reverse mode for all other tensors, one datum at a
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -187,7 +188,7 @@ class Trace:
         compute = vectorised_rows if self.linearised.vectorised else looped_rows
         rest = {name: self.leaves[name] for name in self.linearised.rest.names}
         rows = compute(self.linearised, self.x, rest, cotangents.to(self.f.dtype))
-        return {name: r.double().flatten(2) for name, r in rows.items()}
+        return {name: r.double().reshape(*r.shape[:2], -1) for name, r in rows.items()}
 
     def _zero_blocks(self, names: tuple[str, ...], c: int) -> DenseBlocks:
         layout = self.linearised.layout
@@ -231,10 +232,12 @@ def vectorised_rows(
         def f(tensors: dict[str, Tensor]) -> Tensor:
             return linearised._flat(linearised.network(one, tensors), 1)[0]
 
-        _, pull_back = torch.func.vjp(f, detached)
+        pull_back = torch.func.vjp(f, detached)[1]
         return torch.vmap(lambda column: pull_back(column)[0], in_dims=1)(u)
 
-    return torch.vmap(rows_of_one, randomness="same")(batched, cotangents)
+    with warnings.catch_warnings():  # torch.func says so when it falls back to a loop of its own
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        return torch.vmap(rows_of_one, randomness="same")(batched, cotangents)
 
 
 def _refilled(x: ModelInput, values: list[Tensor]) -> ModelInput:
@@ -253,7 +256,9 @@ def check_outputs(f: Tensor, n: int) -> tuple[int, ...]:
     if not f.is_floating_point():
         raise InputError(f"The model's outputs have dtype {f.dtype}; expected real floating-point outputs (logits).")
     if not bool(torch.isfinite(f).all()):
-        raise InputError("The model's outputs hold NaN or infinite values on the first batch; nothing can be linearised there.")
+        raise InputError(
+            "The model's outputs hold NaN or infinite values on the first batch; nothing can be linearised there."
+        )
     if f.numel() == 0:
         raise ShapeError(f"The model gave no outputs: shape {tuple(f.shape)}.")
     return tuple(f.shape[1:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from typing import Any
 
 from torch import Tensor
@@ -22,9 +22,7 @@ def observed(
         yield encode_batch(x, y, likelihood, sites, number)
 
 
-def encode_batch(
-    x: ModelInput, y: Any, likelihood: Likelihood, sites: Sites, number: int
-) -> tuple[ModelInput, Tensor]:
+def encode_batch(x: ModelInput, y: Any, likelihood: Likelihood, sites: Sites, number: int) -> tuple[ModelInput, Tensor]:
     x = paired(x, y, number)
     try:
         return x, likelihood.encode(y, sites, x.n)
@@ -48,4 +46,4 @@ def dropped_by_loader(data: Batches, seen: int) -> int:
     loader = data.source
     if not isinstance(loader, DataLoader) or not loader.drop_last or len(data) == 0:
         return 0
-    return max(0, len(loader.sampler) - seen) if hasattr(loader.sampler, "__len__") else 0
+    return max(0, len(loader.sampler) - seen) if isinstance(loader.sampler, Sized) else 0

@@ -77,10 +77,7 @@ class ParamLayout(Mapping[str, slice]):
     @cached_property
     def module_slices(self) -> dict[str, slice]:
         """Module path → the contiguous block of its parameters."""
-        return {
-            path: slice(self[names[0]].start, self[names[-1]].stop)
-            for path, names in self.modules.items()
-        }
+        return {path: slice(self[names[0]].start, self[names[-1]].stop) for path, names in self.modules.items()}
 
 
 def owner(name: str) -> str:
@@ -104,7 +101,9 @@ def trainable(model: nn.Module) -> ParamLayout:
         if isinstance(p, nn.parameter.UninitializedParameter):
             raise InputError(f"Parameter '{name}' is not initialised yet (a lazy module). Run one forward pass first.")
         if not p.is_floating_point():
-            raise InputError(f"Parameter '{name}' has dtype {p.dtype}; only real floating-point parameters can be inferred.")
+            raise InputError(
+                f"Parameter '{name}' has dtype {p.dtype}; only real floating-point parameters can be inferred."
+            )
         if not bool(torch.isfinite(p).all()):
             raise InputError(f"Parameter '{name}' holds NaN or infinite values; the model must be trained and finite.")
     return ParamLayout(tuple(name for name, _ in chosen), tuple(tuple(p.shape) for _, p in chosen))
@@ -145,7 +144,9 @@ def _matches(name: str, pattern: str) -> bool:
 def _no_match(model: nn.Module, layout: ParamLayout, pattern: str) -> str:
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad and _matches(name, pattern)]
     if frozen:
-        return f"params: '{pattern}' matches only frozen parameters ({', '.join(frozen[:3])}); set requires_grad on them."
+        return (
+            f"params: '{pattern}' matches only frozen parameters ({', '.join(frozen[:3])}); set requires_grad on them."
+        )
     near = get_close_matches(pattern, layout.names, n=3, cutoff=0.3)
     hint = f" Close: {', '.join(near)}." if near else ""
     return f"params: nothing in the model matches '{pattern}'.{hint} Known names begin {', '.join(layout.names[:5])}."

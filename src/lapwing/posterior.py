@@ -22,8 +22,8 @@ from lapwing.operators import Curvature, Precision
 from lapwing.params import ParamLayout
 from lapwing.predictive import Frame, Prediction, WeightGaussian
 from lapwing.priors import GaussianPrior
-from lapwing.sandbox import random_state_kept
 from lapwing.sampling import seeded, weight_deviations
+from lapwing.sandbox import random_state_kept
 
 _MAX_COVARIANCE = 5_000
 

@@ -26,7 +26,7 @@ class GaussianPrior:
     precisions: Float[Tensor, " g"]
     group_names: tuple[str, ...]
     index: Int[Tensor, " p"]
-    mean: Float[Tensor, "..."]  # () or (P,)
+    mean: Float[Tensor, ...]  # () or (P,)
 
     def __post_init__(self) -> None:
         if len(self.precisions) != len(self.group_names):
@@ -103,9 +103,7 @@ def elementwise(layout: ParamLayout, precision: Any = 1.0, mean: Any = 0.0) -> G
     return _grouped(layout, names, torch.arange(layout.p), precision, mean)
 
 
-def _grouped(
-    layout: ParamLayout, names: tuple[str, ...], index: Tensor, precision: Any, mean: Any
-) -> GaussianPrior:
+def _grouped(layout: ParamLayout, names: tuple[str, ...], index: Tensor, precision: Any, mean: Any) -> GaussianPrior:
     return GaussianPrior(layout, _precisions(precision, names), names, index, _mean(mean, layout))
 
 
@@ -118,13 +116,15 @@ def _precisions(precision: Any, names: tuple[str, ...]) -> Float[Tensor, " g"]:
     if isinstance(precision, Mapping):
         missing = [n for n in names if n not in precision] + [n for n in precision if n not in names]
         if missing:
-            raise InputError(f"precision: group '{missing[0]}' is missing or unknown; the groups are {', '.join(names[:8])}.")
+            raise InputError(
+                f"precision: group '{missing[0]}' is missing or unknown; the groups are {', '.join(names[:8])}."
+            )
         precision = [float(precision[name]) for name in names]
     values = torch.as_tensor(precision, dtype=torch.float64)
     return values.expand(len(names)) if values.ndim == 0 else values
 
 
-def _mean(mean: Any, layout: ParamLayout) -> Float[Tensor, "..."]:
+def _mean(mean: Any, layout: ParamLayout) -> Float[Tensor, ...]:
     """A number, a flat vector, or named tensors (a state dict will do)."""
     if isinstance(mean, Mapping):
         absent = [name for name in layout.names if name not in mean]

@@ -52,12 +52,14 @@ def last_layer(model: nn.Module, x: ModelInput) -> ParamLayout:
     holders = {path: m for path, m in model.named_modules() if any(True for _ in m.parameters(recurse=False))}
     with borrowed(model), torch.no_grad():
         for path, module in holders.items():
-            module.register_forward_hook(lambda *_, path=path: called.append(path))  # removed when the model is given back
+            module.register_forward_hook(
+                lambda *_, path=path: called.append(path)
+            )  # removed when the model is given back
         network(few, {})
     if not called:
         raise InputError(
             'params="last_layer": no module that holds parameters was called in the forward pass. '
-            "Name the parameters instead: params=[\"<name>\"]."
+            'Name the parameters instead: params=["<name>"].'
         )
     return of_module(model, called[-1])
 
@@ -114,7 +116,7 @@ def _agreeing(
         path: candidates[path]
         for path, block in blocks.items()
         if all(
-            _close(part, truth[name].flatten(2))
+            _close(part, _flat(truth[name]))
             for name, part in zip(linearised.layout.modules[path], block.parts(), strict=True)
         )
     }
@@ -135,7 +137,7 @@ def _vectorised_agrees(linearised: Linearised, few: ModelInput, cotangents: Tens
         rows = vectorised_rows(linearised, few, rest, cotangents)
     except Exception:  # torch.func refuses many models, in many ways; the loop computes the same rows for all of them
         return False
-    return all(_close(rows[name].flatten(2), truth[name].flatten(2)) for name in rest)
+    return all(_close(_flat(rows[name]), _flat(truth[name])) for name in rest)
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
@@ -146,3 +148,8 @@ def _close(a: Tensor, b: Tensor) -> bool:
 
 def _tolerance(dtype: torch.dtype) -> float:
     return {torch.float64: 1e-8, torch.float32: 1e-3}.get(dtype, 5e-2)
+
+
+def _flat(rows: Tensor) -> Tensor:
+    """(n, c, *shape) → (n, c, k), also for tensors without axes."""
+    return rows.reshape(*rows.shape[:2], -1)

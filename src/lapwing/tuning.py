@@ -128,7 +128,7 @@ class _SpectralEvidence:
         fit = self.constant - self.half_sse * w.exp() + self.half_count * w
         return fit - 0.5 * (occam + u.exp() * self.scatter)
 
-    def derivatives(self, u: Tensor, w: Tensor) -> tuple[Float[Tensor, "2"], Float[Tensor, "2 2"]]:
+    def derivatives(self, u: Tensor, w: Tensor) -> tuple[Float[Tensor, 2], Float[Tensor, "2 2"]]:
         c_lambda = self.eigenvalues * w.exp()
         q = c_lambda / (c_lambda + u.exp())
         gamma, t = q.sum() / 2, (q * (1 - q)).sum() / 2
@@ -161,7 +161,7 @@ def _maximise_by_lbfgs(posterior: Posterior, tune_noise: bool) -> Posterior:
         return loss
 
     with torch.enable_grad():
-        optimiser.step(closure)  # type: ignore[arg-type]
+        optimiser.step(closure)
     final = current()
     tuned = posterior.with_prior(posterior.prior.with_precisions(final.prior.precisions.detach()))
     if log_noise is not None:
@@ -332,4 +332,3 @@ def _at(posterior: Posterior, precisions: Tensor, scales: Tensor | None) -> Post
 def _step(score: Tensor, posterior: Posterior, note: str = "") -> Step:
     precisions = tuple(posterior.prior.precisions.detach().tolist())
     return Step(float(score), precisions, tuple(_noise(posterior).tolist()), note)
-

@@ -67,6 +67,7 @@ def _settings(size: Size, regression: RegressionRecord, moons: MoonsRecord, digi
     return [
         *networks,
         Setting(name="posterior", value="full GGN over all parameters, one prior precision"),
+        Setting(name="two-moons data", value=f"{size.n_moons} points, noise {demo_moons.NOISE:g}"),
         Setting(name="two-moons prior", value=f"{moons['precision']:g}, of {tried}, by the evidence"),
         Setting(name="sampled network", value=f"{size.n_samples} weight draws"),
         Setting(name="training", value=f"full-batch Adam, {size.n_steps} steps, the prior as weight decay"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import cast
@@ -56,9 +57,12 @@ def run(size: Size, *, seed: int, stage: Callable[[str], None]) -> DigitsRecord:
     trained = lw.fit(model, (data.train.x, data.train.y), "classification", structure="full", prior=TRAINED_WITH)
     stage("digits: tune")
     by_evidence = lw.tune(trained, (data.train.x, data.train.y), by="evidence")
-    by_validation = lw.tune(trained, by="validation", validation=(data.validation.x, data.validation.y))
+    with warnings.catch_warnings(record=True) as caught:  # kept in the record, and shown with the table
+        warnings.simplefilter("always")
+        by_validation = lw.tune(trained, by="validation", validation=(data.validation.x, data.validation.y))
+    notices = [str(w.message) for w in caught]
     stage("digits: sweep the prior")
-    curve, sampled_best = _sweep(trained, model, data, size, by_evidence, by_validation, seed)
+    curve, sampled_best = _sweep(trained, model, data, size, by_evidence, by_validation, notices, seed)
     stage("digits: score")
     generator = torch.Generator().manual_seed(seed)
     scored = [_score_map(model, data)]
@@ -105,6 +109,7 @@ def _sweep(
     size: Size,
     by_evidence: lw.Posterior,
     by_validation: lw.Posterior,
+    notices: list[str],
     seed: int,
 ) -> tuple[EvidenceCurve, lw.Posterior]:
     """Evidence and held-out NLL along a grid of precisions; also the posterior that suits the sampled network best."""
@@ -130,6 +135,7 @@ def _sweep(
         held_out_map=held_out_map,
         by_evidence=_precision(by_evidence),
         by_validation=_precision(by_validation),
+        notices=notices,
         trained_with=TRAINED_WITH,
     )
     return curve, posteriors[sampled.index(min(sampled))]

@@ -12,6 +12,7 @@ from lapwing.bench.networks import mlp, n_parameters, train_map
 from lapwing.bench.records import MoonsRecord, UncertaintyMap
 from lapwing.bench.sizes import Size
 
+NOISE = 0.15
 EXTENT = (-3.2, 4.2, -3.0, 3.5)
 # Each is trained with; the evidence picks the one that is shown.
 PRECISIONS = (1.0, 0.3, 0.1, 0.03)
@@ -21,7 +22,7 @@ def run(size: Size, *, seed: int, stage: Callable[[str], None]) -> MoonsRecord:
     """Train at several priors, keep the one of highest evidence, and predict on a grid."""
     from sklearn.datasets import make_moons
 
-    points, labels = make_moons(size.n_moons, noise=0.3, random_state=seed)
+    points, labels = make_moons(size.n_moons, noise=NOISE, random_state=seed)
     x, y = torch.as_tensor(points, dtype=torch.float32), torch.as_tensor(labels, dtype=torch.float32)
     stage("two moons: train")
     candidates = [_fit(x, y, precision, size, seed) for precision in PRECISIONS]

@@ -100,6 +100,7 @@ class EvidenceCurve(TypedDict):
     held_out_map: float
     by_evidence: float
     by_validation: float
+    notices: list[str]
     trained_with: float
 
 

@@ -26,9 +26,7 @@ class FitStatistics:
     gradients: Float[Tensor, "g p"]  # Σ_n J_nᵀ r_n, one row per dispersion part
 
     def __add__(self, other: FitStatistics) -> FitStatistics:
-        return FitStatistics(
-            self.n + other.n, self.likelihood + other.likelihood, self.gradients + other.gradients
-        )
+        return FitStatistics(self.n + other.n, self.likelihood + other.likelihood, self.gradients + other.gradients)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +84,9 @@ def _pieces(x: ModelInput, y: Tensor, rows: int) -> Iterator[tuple[ModelInput, T
 
 def _statistics(trace: Trace, likelihood: Likelihood, sites: Sites, f: Tensor, y: Tensor) -> FitStatistics:
     if not bool(torch.isfinite(f).all()):
-        raise NumericalError("The model's outputs hold NaN or infinite values on some of the data; nothing can be fitted there.")
+        raise NumericalError(
+            "The model's outputs hold NaN or infinite values on some of the data; nothing can be fitted there."
+        )
     residuals = likelihood.part_residuals(f, y)
     gradients = torch.stack([trace.vjp(sites.join(r).reshape(len(f), -1)) for r in residuals])
     return FitStatistics(len(f), likelihood.statistics(f.double(), y), gradients)

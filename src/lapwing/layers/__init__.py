@@ -20,5 +20,6 @@ def ruled_modules(model: nn.Module, layout: ParamLayout) -> dict[str, nn.Module]
         for path, module in model.named_modules()
         if path in layout.modules
         and linear.applies(module)
+        and {name.rpartition(".")[2] for name in layout.modules[path]} <= {"weight", "bias"}  # not weight_g, weight_v
         and all(owners[id(p)] == 1 for p in module.parameters(recurse=False))
     }

@@ -27,9 +27,7 @@ class Calls:
 def recording(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Calls]]:
     """Record every call of the given modules while the context is open."""
     calls = {path: Calls() for path in modules}
-    handles = [
-        module.register_forward_hook(_keep(calls[path]), with_kwargs=True) for path, module in modules.items()
-    ]
+    handles = [module.register_forward_hook(_keep(calls[path]), with_kwargs=True) for path, module in modules.items()]
     try:
         yield calls
     finally:
@@ -47,12 +45,12 @@ def _keep(calls: Calls) -> Any:
     return hook
 
 
-def linear_blocks(
-    calls: Mapping[str, Calls], layout: ParamLayout, f: Tensor, cotangents: Tensor
-) -> dict[str, Block]:
+def linear_blocks(calls: Mapping[str, Calls], layout: ParamLayout, f: Tensor, cotangents: Tensor) -> dict[str, Block]:
     """Blocks for every recorded module: one backward pass per column of the cotangents (n, K, c)."""
     paths = [path for path, record in calls.items() if record.outputs]
     outputs = [output for path in paths for output in calls[path].outputs]
+    if not outputs:
+        return {}
     gradients = [_pulled_back(f, outputs, column) for column in cotangents.unbind(-1)]
     blocks: dict[str, Block] = {}
     start = 0
@@ -83,12 +81,8 @@ def _is_last(f: Tensor, output: Tensor) -> bool:
     return node is not None and node is output.grad_fn
 
 
-def _linear_block(
-    record: Calls, gradients: list[list[Tensor]], layout: ParamLayout, path: str, n: int
-) -> Block:
+def _linear_block(record: Calls, gradients: list[list[Tensor]], layout: ParamLayout, path: str, n: int) -> Block:
     prefix = f"{path}." if path else ""
     a = torch.cat([linear.positions(x.detach(), n) for x in record.inputs], dim=1)
-    g = torch.stack(
-        [torch.cat([linear.positions(s, n) for s in column], dim=1) for column in gradients], dim=1
-    )
+    g = torch.stack([torch.cat([linear.positions(s, n) for s in column], dim=1) for column in gradients], dim=1)
     return linear.block(layout.get(f"{prefix}weight"), layout.get(f"{prefix}bias"), a, g)

@@ -35,9 +35,7 @@ class BlockDiagonalCurvature(Curvature):
     def scaled(self, c: Scalar) -> BlockDiagonalCurvature:
         return BlockDiagonalCurvature(self.slices, tuple(H.scaled(c) for H in self.blocks))
 
-    def mixed(
-        self, others: Sequence[BlockDiagonalCurvature], scales: Float[Tensor, " g"]
-    ) -> BlockDiagonalCurvature:
+    def mixed(self, others: Sequence[BlockDiagonalCurvature], scales: Float[Tensor, " g"]) -> BlockDiagonalCurvature:
         columns = zip(self.blocks, *(other.blocks for other in others), strict=True)
         return BlockDiagonalCurvature(self.slices, tuple(first.mixed(rest, scales) for first, *rest in columns))
 

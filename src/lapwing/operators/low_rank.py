@@ -53,7 +53,7 @@ class LowRankCurvature(Curvature):
     """H = Σ_j c_j m_j m_jᵀ; `scale` is one number, or one per row."""
 
     root: RootKernels
-    scale: Float[Tensor, "..."]
+    scale: Float[Tensor, ...]
 
     @classmethod
     def of(cls, rows: Rows) -> LowRankCurvature:

@@ -34,6 +34,7 @@ from lapwing.predictive.mixtures import mixture_quantile, poisson_mixture_quanti
 from lapwing.predictive.prediction import ClassPrediction, DensityPrediction, Prediction, RegressionPrediction
 from lapwing.predictive.pushforward import SiteGaussian
 
+
 @dataclass(frozen=True, eq=False)
 class Frame:
     """How to hand results back: shapes of the model's outputs, dtype, and how many draws an average takes."""
@@ -95,7 +96,12 @@ def _(likelihood: Gaussian, gaussian: SiteGaussian, frame: Frame) -> Prediction:
             validate_args=False,
         )
     return RegressionPrediction(
-        *(frame.outputs(v) for v in (gaussian.mean, epistemic, noise_var)), distribution, quantile, log_density
+        frame.outputs(gaussian.mean),
+        frame.outputs(epistemic),
+        frame.outputs(noise_var),
+        distribution,
+        quantile,
+        log_density,
     )
 
 
@@ -126,7 +132,7 @@ def _normal_mixture(
         shaped(means.mean(0)),
         shaped(means.var(0, correction=0)),  # divided by S, so that the two parts add up to the total exactly
         shaped((stds**2).mean(0)),
-        _equal_mixture(td.Normal(*(_components(shaped, v) for v in (means, stds)), validate_args=False)),
+        _equal_mixture(td.Normal(_components(shaped, means), _components(shaped, stds), validate_args=False)),
         lambda level: shaped(mixture_quantile(means, stds, level)),
         log_density,
     )
@@ -218,7 +224,9 @@ def _(likelihood: Bernoulli, gaussian: SiteGaussian, frame: Frame) -> Prediction
 
 @from_draws.register
 def _(likelihood: Bernoulli, f: Tensor, frame: Frame) -> Prediction:
-    return _bernoulli(likelihood, log_mean_sigmoid(f), log_mean_sigmoid(-f), lambda function: function(f).mean(0), frame)
+    return _bernoulli(
+        likelihood, log_mean_sigmoid(f), log_mean_sigmoid(-f), lambda function: function(f).mean(0), frame
+    )
 
 
 def _bernoulli(

@@ -98,6 +98,6 @@ def log_mean_softmax(f: Float[Tensor, "s *n c"]) -> Float[Tensor, "*n c"]:
     return torch.logsumexp(torch.log_softmax(f, -1), 0) - log(len(f))
 
 
-def log_mean_sigmoid(f: Float[Tensor, "s *n"]) -> Float[Tensor, "*n"]:
+def log_mean_sigmoid(f: Float[Tensor, s * n]) -> Float[Tensor, "*n"]:
     """log of the mean of σ(f_s)."""
     return torch.logsumexp(logsigmoid(f), 0) - log(len(f))

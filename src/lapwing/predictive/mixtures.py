@@ -7,7 +7,7 @@ import torch
 from lapwing._types import Float, Tensor
 
 
-def mixture_quantile(means: Float[Tensor, "s ..."], stds: Float[Tensor, "s ..."], level: float) -> Float[Tensor, "..."]:
+def mixture_quantile(means: Float[Tensor, "s ..."], stds: Float[Tensor, "s ..."], level: float) -> Float[Tensor, ...]:
     """q with (1/S) Σ_s Φ((q − m_s)/s_s) = level."""
     z = torch.special.ndtri(torch.tensor(level, dtype=means.dtype))
     ends = means + z * stds  # the quantiles of the components enclose the mixture's
@@ -21,7 +21,7 @@ def mixture_quantile(means: Float[Tensor, "s ..."], stds: Float[Tensor, "s ..."]
 
 def poisson_mixture_quantile(
     rates: Float[Tensor, "s ..."], weights: Float[Tensor, " s"], level: float
-) -> Float[Tensor, "..."]:
+) -> Float[Tensor, ...]:
     """The smallest count k with Σ_s w_s P(Y ≤ k | rate_s) ≥ level."""
     w = weights.reshape(-1, *[1] * (rates.ndim - 1))
 

@@ -9,9 +9,7 @@ from lapwing.data import ModelInput
 from lapwing.linearise import Linearised
 
 
-def network_draws(
-    linearised: Linearised, x: ModelInput, deviations: Float[Tensor, "s p"]
-) -> Float[Tensor, "s n k"]:
+def network_draws(linearised: Linearised, x: ModelInput, deviations: Float[Tensor, "s p"]) -> Float[Tensor, "s n k"]:
     """f(x; θ* + d_s), one forward pass per draw.
 
     Known to underfit with Gauss–Newton posteriors (Immer, Korzepa and Bauer, 2021): the Gaussian is right for the

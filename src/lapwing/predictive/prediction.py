@@ -28,6 +28,13 @@ class Prediction(ABC):
 
     distribution: Distribution  # the predictive as a torch.distributions object
 
+    def __getattr__(self, name: str) -> Any:
+        """Called for names this kind of prediction does not have."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        has = sorted(n for n in {*dir(type(self)), *vars(self)} if not n.startswith("_"))
+        raise AttributeError(f"{type(self).__name__} has no '{name}'; it has {', '.join(has)}.")
+
     @abstractmethod
     def log_prob(self, y: Any) -> Tensor:
         """log p(y | x, data) of targets given as for `fit`: one number per datum and term."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from lapwing.report.palette import GLM, INK, MAP, METHOD_COLOURS, MUTED, OUTSIDE, PAPER, SAMPLED
 
@@ -127,8 +128,12 @@ def evidence(ax: Axes, curve: EvidenceCurve) -> None:
     """Log evidence against prior precision, with the optimum and the precision the network was trained with."""
     precision, log_evidence = np.asarray(curve["precision"]), np.asarray(curve["log_evidence"])
     ax.semilogx(precision, log_evidence, color=GLM)
-    _mark(ax, curve["trained_with"], "trained with", MUTED)
-    _mark(ax, curve["by_evidence"], "evidence optimum", GLM)
+    _mark(ax, curve["trained_with"], "trained with", MUTED, side="right")
+    _mark(ax, curve["by_evidence"], "evidence optimum", GLM, side="left")
+    # Far from the optimum the curve falls like −δ‖θ‖²/2 and would flatten everything worth seeing.
+    near = log_evidence[np.abs(np.log10(precision / curve["by_evidence"])) <= 2]
+    room = 0.08 * float(np.ptp(near))
+    ax.set(ylim=(near.min() - room, near.max() + room))
     ax.set(xlim=(precision[0], precision[-1]), xlabel="prior precision", ylabel="log evidence")
 
 
@@ -138,16 +143,18 @@ def held_out(ax: Axes, curve: EvidenceCurve) -> None:
     ax.loglog(precision, curve["held_out_sampled"], color=SAMPLED)
     ax.loglog(precision, curve["held_out_glm"], color=GLM)
     ax.axhline(curve["held_out_map"], color=MAP, linestyle=(0, (4, 3)))
-    _mark(ax, curve["by_evidence"], "evidence optimum", GLM)
-    _mark(ax, curve["by_validation"], "best held-out", INK)
+    _mark(ax, curve["by_evidence"], "evidence optimum", GLM, side="right")
+    _mark(ax, curve["by_validation"], "best held-out", INK, side="right")
     ax.set(xlim=(precision[0], precision[-1]), xlabel="prior precision", ylabel="held-out NLL (nats)")
     ax.yaxis.set_major_formatter("{x:g}")
-    ax.yaxis.set_minor_formatter("{x:g}")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    ax.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _mark(ax: Axes, x: float, label: str, colour: str) -> None:
+def _mark(ax: Axes, x: float, label: str, colour: str, *, side: Literal["left", "right"]) -> None:
+    """A dotted line at x; `side` is the end of the label that touches it, so two close marks do not collide."""
     ax.axvline(x, color=colour, linewidth=1.2, linestyle=(0, (1, 2)))
     ax.annotate(
-        f" {label} ", (x, 0.03), xycoords=("data", "axes fraction"), rotation=90, va="bottom", ha="right",
+        f" {label} ", (x, 0.03), xycoords=("data", "axes fraction"), rotation=90, va="bottom", ha=side,
         color=colour, fontsize=9,
     )  # fmt: skip

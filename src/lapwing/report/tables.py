@@ -63,7 +63,8 @@ def digits(record: DigitsRecord) -> Table:
         "digits",
         "Handwritten digits, every way of predicting",
         f"{record['n_test']} test digits; OOD-AUC asks whether the entropy tells them from the same digits "
-        f"{record['shift']}. Bold is the best of its column. Bad rows are left in: they are part of the answer.",
+        f"{record['shift']}. Bold is the best of its column. Bad rows are left in: they are part of the answer."
+        + "".join(f" Tuning by validation said: {notice}" for notice in record["evidence"]["notices"]),
         tuple(column.heading for column in DIGITS),
         _rows(DIGITS, record["rows"]),
     )
