@@ -31,7 +31,7 @@ ORDER = [
     {"plan"},
     {"registry"},
     {"posterior"},
-    {"tuning"},
+    {"tuning", "hessian"},
     {"fit"},
     {"metrics"},
     {"bench"},

@@ -105,6 +105,7 @@ def test_bench_prints_and_saves_its_record(tmp_path: Path, monkeypatch: pytest.M
         {"what": "covariance", "ratio": 400.0, "unit": "forward passes", "goal": 300},
     ]
     fake = type("w1", (), {"run": staticmethod(lambda: {"workload": "W1", "rows": rows})})
+    monkeypatch.setattr(cli, "find_spec", lambda _: object())
     monkeypatch.setattr(cli, "import_module", lambda _: fake)
     result = CliRunner().invoke(cli.app, ["bench", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output

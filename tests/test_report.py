@@ -99,4 +99,4 @@ def test_regression_table_compares_within_a_place() -> None:
 def test_headlines_state_what_the_record_holds() -> None:
     record = synthetic_record()
     record["regression"]["rows"][1]["coverage"] = 0.123
-    assert headlines(record)[0].value.startswith("12% → ")
+    assert headlines(record)[0].value.startswith("12.3% → ")

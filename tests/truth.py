@@ -67,7 +67,7 @@ class Truth:
 
         axis = self.case.class_axis
         return {
-            "gaussian": lambda: lw.Gaussian(noise_std=NOISE),
+            "gaussian": lambda: lw.Gaussian(noise_std=NOISE, class_axis=axis),
             "categorical": lambda: lw.Categorical(class_axis=axis),
             "bernoulli": lw.Bernoulli,
             "poisson": lw.Poisson,

@@ -6,11 +6,13 @@ from lapwing.errors import (
     InputError,
     InputTypeError,
     LapwingError,
+    ModelError,
     NumericalError,
     ShapeError,
     StructureError,
 )
 from lapwing.fit import fit, prior, tune
+from lapwing.hessian import ExactHessian, exact_hessian
 from lapwing.likelihoods import (
     Bernoulli,
     Categorical,
@@ -35,6 +37,7 @@ __all__ = [
     "Diagonal",
     "Empirical",
     "Exact",
+    "ExactHessian",
     "Full",
     "Gaussian",
     "HeteroscedasticGaussian",
@@ -42,6 +45,7 @@ __all__ = [
     "InputTypeError",
     "LapwingError",
     "Likelihood",
+    "ModelError",
     "NumericalError",
     "Poisson",
     "Posterior",
@@ -50,6 +54,7 @@ __all__ = [
     "ShapeError",
     "StructureError",
     "check_likelihood",
+    "exact_hessian",
     "fit",
     "prior",
     "tune",

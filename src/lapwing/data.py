@@ -44,17 +44,21 @@ class ModelInput:
         named = [(f"positional input {i}" if len(self.args) > 1 else "the input", v) for i, v in enumerate(self.args)]
         return named + [(f"input '{key}'", v) for key, v in self.kwargs.items()]
 
+    def described(self) -> str:
+        """What each input is: `the input: float32 (6, 2)`."""
+        return ", ".join(f"{name}: {_kind(value)}" for name, value in self.leaves())
+
 
 def as_input(x: Any, where: str = "x") -> ModelInput:
     """A tensor, array, tuple (positional arguments) or mapping (keyword arguments) as a ModelInput."""
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = {}
     if isinstance(x, Mapping):
-        args, kwargs = (), {key: _as_tensor(v) for key, v in x.items()}
+        args, kwargs = (), {key: _as_tensor(v, where) for key, v in x.items()}
     elif isinstance(x, tuple | list):
-        args = tuple(_as_tensor(v) for v in x)
+        args = tuple(_as_tensor(v, where) for v in x)
     else:
-        args = (_as_tensor(x),)
+        args = (_as_tensor(x, where),)
     sizes = [v.shape[0] for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.ndim > 0]
     if not sizes:
         raise InputTypeError(
@@ -108,14 +112,15 @@ def as_batches(data: Any, where: str = "data") -> Batches:
         return Batches(_Arrays(*data, where=where))
     if isinstance(data, list) and len(data) == 2 and all(isinstance(v, Tensor | np.ndarray) for v in data):
         return Batches(_Arrays(*data, where=where))
-    if isinstance(data, Mapping) and "labels" in data:
+    if isinstance(data, Mapping):
         return Batches([data])
-    if isinstance(data, Iterator):
+    if isinstance(data, tuple) and len(data) > 2 and all(isinstance(v, Tensor | np.ndarray) for v in data):
         raise InputTypeError(
-            f"{where} is a one-shot iterator ({type(data).__name__}); Lapwing may need several passes. "
-            "Pass a list of batches, a DataLoader, or (X, Y)."
+            f"{where}: expected a pair (X, Y), got {len(data)} arrays. "
+            "Several model inputs go into X as a tuple: ((X1, X2), Y)."
         )
-    if isinstance(data, Iterable) and not isinstance(data, str | bytes | Tensor | np.ndarray | Mapping):
+    if isinstance(data, Iterable) and not isinstance(data, str | bytes | Tensor | np.ndarray):
+        _check_re_iterable(data, where)
         return Batches(data)
     raise InputTypeError(
         f"{where}: expected a DataLoader, a Dataset, a pair (X, Y) or an iterable of (x, y) batches, "
@@ -123,12 +128,21 @@ def as_batches(data: Any, where: str = "data") -> Batches:
     )
 
 
+def _check_re_iterable(data: Iterable[Any], where: str) -> None:
+    # An iterator is its own iter(); a wrapper around one hands the same one out twice. Either would lose batches.
+    if isinstance(data, Iterator) or iter(data) is iter(data):
+        raise InputTypeError(
+            f"{where} is a one-shot iterator ({type(data).__name__}); Lapwing needs several passes. "
+            "Pass a list of batches, a DataLoader, or (X, Y)."
+        )
+
+
 class _Arrays:
     """(X, Y) held in memory, handed out in order, some rows at a time."""
 
     def __init__(self, x: Any, y: Any, *, where: str) -> None:
         self.x = as_input(x, f"{where}: X")
-        self.y = tuple(_as_tensor(v) for v in y) if isinstance(y, tuple) else _as_tensor(y)
+        self.y = _targets(y if isinstance(y, tuple | Tensor | np.ndarray) else np.asarray(y), f"{where}: Y")
         first = self.y[0] if isinstance(self.y, tuple) else self.y
         if not isinstance(first, Tensor) or first.ndim == 0:
             raise InputTypeError(
@@ -138,7 +152,7 @@ class _Arrays:
             raise ShapeError(f"{where}: X has {self.x.n} rows but Y has {first.shape[0]}; they must pair up.")
 
     def __len__(self) -> int:
-        return -(-self.x.n // _ROWS)
+        return (self.x.n + _ROWS - 1) // _ROWS
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         for start in range(0, self.x.n, _ROWS):
@@ -163,18 +177,29 @@ def _split(batch: Any, where: str) -> tuple[ModelInput, Any]:
             "Several model inputs go into x as a tuple: ((x1, x2), y)."
         )
     inputs = x if isinstance(x, ModelInput) else as_input(x, where)
-    return inputs, tuple(_as_tensor(v) for v in y) if isinstance(y, tuple | list) else _as_tensor(y)
+    return inputs, _targets(y, where)
 
 
-def _as_tensor(value: Any) -> Any:
-    """NumPy arrays become tensors (copied when read-only); everything else stays what it is."""
-    if isinstance(value, np.ndarray | np.generic):
-        if value.dtype == object or value.dtype.kind in "USO":
-            raise InputTypeError(
-                f"Arrays of dtype {value.dtype} cannot be turned into tensors; encode them as numbers."
-            )
+def _targets(y: Any, where: str) -> Any:
+    return tuple(_as_tensor(v, where) for v in y) if isinstance(y, tuple | list) else _as_tensor(y, where)
+
+
+def _as_tensor(value: Any, where: str) -> Any:
+    """NumPy arrays become tensors, copied; everything else stays what it is."""
+    if not isinstance(value, np.ndarray | np.generic):
+        return value
+    try:
         return torch.from_numpy(np.array(value))
-    return value
+    except TypeError:
+        raise InputTypeError(
+            f"{where}: an array of dtype {value.dtype} cannot be turned into a tensor; encode it as numbers."
+        ) from None
+
+
+def _kind(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
 
 
 def _holds_arrays(x: Any) -> bool:

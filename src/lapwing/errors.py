@@ -5,6 +5,9 @@ A message says what was expected, what came, where, and what to do about it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class LapwingError(Exception):
     """Base of all errors raised by Lapwing; every child is also a standard Python error."""
@@ -28,6 +31,19 @@ class StructureError(LapwingError, ValueError):
 
 class NumericalError(LapwingError, RuntimeError):
     """A matrix or a function left the domain where the answer is defined (not positive definite, not finite)."""
+
+
+class ModelError(LapwingError, RuntimeError):
+    """The model's own forward pass raised; its error is the `__cause__`."""
+
+
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Errors of ours raised inside say where: "batch 3: …"."""
+    try:
+        yield
+    except LapwingError as error:
+        raise type(error)(f"{where}: {error}") from error.__cause__
 
 
 class MissingExtraError(LapwingError, RuntimeError):

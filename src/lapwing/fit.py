@@ -10,7 +10,7 @@ from torch import nn
 
 from lapwing import curvature, priors, registry, tuning
 from lapwing.data import Batches, as_batches
-from lapwing.errors import InputError, InputTypeError, StructureError
+from lapwing.errors import InputError, InputTypeError, StructureError, located
 from lapwing.likelihoods import Gaussian, Likelihood, Sites
 from lapwing.linearise import Linearised
 from lapwing.observations import dropped_by_loader, encode_batch, observed
@@ -40,8 +40,7 @@ def fit(
 
     The model, its buffers, hooks, modes and gradients, and all global random states are untouched afterwards.
     """
-    if not isinstance(model, nn.Module):
-        raise InputTypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
+    registry.check_module("fit", model)
     model = getattr(model, "_orig_mod", model)  # the module behind torch.compile
     chosen, kind = registry.structure(structure), registry.fisher(fisher, seeded(generator))
     scale, choose = registry.likelihood_scale(likelihood_scale), registry.layout_choice(params)
@@ -111,8 +110,7 @@ def prior(model: nn.Module, precision: Any = 1.0, groups: str = "one", mean: Any
 
     `groups`: "one" for all, "layer" (a module's weight and bias together), "tensor", or "element".
     """
-    if not isinstance(model, nn.Module):
-        raise InputTypeError(f"lw.prior: expected the model first, a torch.nn.Module, got {type(model).__name__}.")
+    registry.check_module("prior", model)
     return registry.grouped_prior(model, precision, groups, mean)
 
 
@@ -122,7 +120,8 @@ def _prepare(model: nn.Module, choose: Any, likelihood: Any, batches: Batches) -
     linearised = linearise(model, choose, x)
     family = registry.likelihood(likelihood, linearised.datum_shape)
     _check_class_axis(family, linearised.datum_shape)
-    encode_batch(x, y, family, Sites(linearised.datum_shape, family.class_axis), 0)
+    with located("batch 0"):
+        encode_batch(x, y, family, Sites(linearised.datum_shape, family.class_axis))
     return linearised, family
 
 

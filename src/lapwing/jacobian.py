@@ -17,6 +17,8 @@ import torch
 from lapwing._types import Float, Int, Tensor
 from lapwing.operators import GroupedDiagonal, Rows
 
+_CACHED_FLOATS = 1 << 17  # one megabyte of float64
+
 
 class Block(ABC):
     """The columns of J that belong to some parameter tensors; (n, c) rows."""
@@ -57,6 +59,10 @@ class Block(ABC):
     def outputs_at(self, rows: Int[Tensor, " k"]) -> Block:
         """Some of the c rows of every datum."""
 
+    @abstractmethod
+    def data_at(self, data: slice) -> Block:
+        """All rows of some of the n data."""
+
 
 @dataclass(frozen=True, eq=False)
 class DenseBlock(Block):
@@ -96,6 +102,9 @@ class DenseBlock(Block):
 
     def outputs_at(self, rows: Int[Tensor, " k"]) -> DenseBlock:
         return replace(self, values=self.values[:, rows])
+
+    def data_at(self, data: slice) -> DenseBlock:
+        return replace(self, values=self.values[data])
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,12 +148,12 @@ class LinearBlock(Block):
             return _summed(mine.cross(theirs, D) for mine, theirs in pieces)
         # (g·g')(d_w a·a' + d_b): two small Gram matrices instead of one over all weights
         assert isinstance(other, LinearBlock)
-        inputs = self.a.new_zeros(len(self.a), len(other.a))
-        if weight is not None:
-            inputs = inputs + weight * (self.a[:, 0] @ other.a[:, 0].T)
-        if bias is not None:
-            inputs = inputs + bias
+        zero = self.a.new_zeros(())
+        scaled = self.a[:, 0] * (zero if weight is None else weight)
+        inputs = torch.addmm((zero if bias is None else bias).reshape(1, 1), scaled, other.a[:, 0].T)
         outputs = self.g[:, :, 0].flatten(0, 1) @ other.g[:, :, 0].flatten(0, 1).T
+        if self.g.shape[1] == other.g.shape[1] == 1:
+            return outputs * inputs
         shape = (self.g.shape[0], self.g.shape[1], other.g.shape[0], other.g.shape[1])
         return (outputs.view(shape) * inputs[:, None, :, None]).view_as(outputs)
 
@@ -179,6 +188,9 @@ class LinearBlock(Block):
 
     def outputs_at(self, rows: Int[Tensor, " k"]) -> LinearBlock:
         return replace(self, g=self.g[:, rows])
+
+    def data_at(self, data: slice) -> LinearBlock:
+        return replace(self, a=self.a[data], g=self.g[data])
 
     @property
     def _one_position(self) -> bool:
@@ -237,6 +249,9 @@ class DenseBlocks(Block):
     def outputs_at(self, rows: Int[Tensor, " k"]) -> DenseBlocks:
         return DenseBlocks(tuple(piece.outputs_at(rows) for piece in self.pieces))
 
+    def data_at(self, data: slice) -> DenseBlocks:
+        return DenseBlocks(tuple(piece.data_at(data) for piece in self.pieces))
+
 
 @dataclass(frozen=True, eq=False)
 class Jacobian(Rows):
@@ -266,7 +281,13 @@ class Jacobian(Rows):
 
     def cross(self, other: Rows, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
         assert isinstance(other, Jacobian)
-        return _summed(mine.cross(theirs, D) for mine, theirs in zip(self.blocks, other.blocks, strict=True))
+        # Some data at a time, so that the products of single blocks stay in cache and only the sum is written out.
+        step = max(1, _CACHED_FLOATS // (self.c * other.n * other.c))
+        pieces = []
+        for start in range(0, self.n, step):
+            some = (block.data_at(slice(start, start + step)) for block in self.blocks)
+            pieces.append(_summed(mine.cross(theirs, D) for mine, theirs in zip(some, other.blocks, strict=True)))
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def sum_squares(self) -> Float[Tensor, " p"]:
         total = torch.zeros(self.p, dtype=torch.float64, device=self.device)

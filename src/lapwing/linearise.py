@@ -9,8 +9,8 @@ layers with a rule, and plain reverse mode for all other tensors, one datum at a
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -21,7 +21,7 @@ from torch import nn
 
 from lapwing._types import Float, Tensor
 from lapwing.data import ModelInput
-from lapwing.errors import InputError, InputTypeError, ShapeError
+from lapwing.errors import InputError, InputTypeError, LapwingError, ModelError, NumericalError, ShapeError
 from lapwing.jacobian import Block, DenseBlock, DenseBlocks, Jacobian
 from lapwing.layers import Calls, linear_blocks, recording
 from lapwing.params import ParamLayout
@@ -76,7 +76,7 @@ class Network:
         """The raw output with some tensors replaced; call inside `borrowed(model)`."""
         fresh = {name: self.tensors[name].clone() for name in self.buffers}  # a forward pass may write into these
         install(self.model, {**self.tensors, **fresh, **replaced}, self.aliases)
-        output = self.model(*x.args, **x.kwargs)
+        output = self._forward(x)
         output = getattr(output, "logits", output)
         if not isinstance(output, Tensor):
             raise InputTypeError(
@@ -84,6 +84,17 @@ class Network:
                 "object with `.logits`. Wrap the model so that its forward returns the outputs only."
             )
         return output
+
+    def _forward(self, x: ModelInput) -> Any:
+        try:
+            return self.model(*x.args, **x.kwargs)
+        except (LapwingError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"The model's own forward pass raised {type(error).__name__}: {error} "
+                f"(it was called with {x.described()}). Check that the data are what the model was trained on."
+            ) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,8 +167,13 @@ class Trace:
 
     @property
     def outputs(self) -> Float[Tensor, "n k"]:
-        """f(x; θ*), detached, in float32 or better."""
+        """f(x; θ*), detached, finite, in float32 or better."""
         f = self.f.detach()
+        if not bool(torch.isfinite(f).all()):
+            raise NumericalError(
+                "The model's outputs hold NaN or infinite values at some of these inputs: nothing to linearise. "
+                "Check the scale of the inputs, and the model in eval mode."
+            )
         return f.float() if f.dtype in (torch.float16, torch.bfloat16) else f
 
     def vjp(self, u: Float[Tensor, "n k"]) -> Float[Tensor, " p"]:
@@ -185,18 +201,21 @@ class Trace:
         return self.rows(eye.expand(self.x.n, -1, -1))
 
     def _rest_rows(self, cotangents: Tensor) -> dict[str, Float[Tensor, "n c _"]]:
-        compute = vectorised_rows if self.linearised.vectorised else looped_rows
         rest = {name: self.leaves[name] for name in self.linearised.rest.names}
-        rows = compute(self.linearised, self.x, rest, cotangents.to(self.f.dtype))
+        cotangents = cotangents.to(self.f.dtype)
+        rows = None
+        if self.linearised.vectorised:
+            # torch.func may refuse single shapes of a model it can batch otherwise; the loop gives the same rows.
+            with suppress(RuntimeError):
+                rows = vectorised_rows(self.linearised, self.x, rest, cotangents)
+        if rows is None:
+            rows = looped_rows(self.linearised, self.x, rest, cotangents)
         return {name: r.double().reshape(*r.shape[:2], -1) for name, r in rows.items()}
 
     def _zero_blocks(self, names: tuple[str, ...], c: int) -> DenseBlocks:
         layout = self.linearised.layout
         zeros = [torch.zeros(self.x.n, c, prod(layout.shape(n)), dtype=torch.float64) for n in names]
         return DenseBlocks(tuple(DenseBlock(layout[n], z.to(self.f.device)) for n, z in zip(names, zeros, strict=True)))
-
-
-RowComputer = Callable[[Linearised, ModelInput, Mapping[str, Tensor], Tensor], dict[str, Tensor]]
 
 
 def looped_rows(

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lapwing.data import Batches, ModelInput
-from lapwing.errors import LapwingError, ShapeError
+from lapwing.errors import ShapeError, located
 from lapwing.likelihoods import Likelihood, Sites
 from lapwing.progress import shown
 
@@ -19,18 +19,17 @@ def observed(
 ) -> Iterator[tuple[ModelInput, Tensor]]:
     """(x, encoded y) for every batch; errors name the batch."""
     for number, (x, y) in enumerate(shown(data, total=len(data), what="fit", progress=progress)):
-        yield encode_batch(x, y, likelihood, sites, number)
+        with located(f"batch {number}"):
+            pair = encode_batch(x, y, likelihood, sites)
+        yield pair  # outside: errors of whoever works on it are not ours to label
 
 
-def encode_batch(x: ModelInput, y: Any, likelihood: Likelihood, sites: Sites, number: int) -> tuple[ModelInput, Tensor]:
-    x = paired(x, y, number)
-    try:
-        return x, likelihood.encode(y, sites, x.n)
-    except LapwingError as error:
-        raise type(error)(f"batch {number}: {error}") from None
+def encode_batch(x: ModelInput, y: Any, likelihood: Likelihood, sites: Sites) -> tuple[ModelInput, Tensor]:
+    x = _paired(x, y)
+    return x, likelihood.encode(y, sites, x.n)
 
 
-def paired(x: ModelInput, y: Any, number: int) -> ModelInput:
+def _paired(x: ModelInput, y: Any) -> ModelInput:
     """x with as many data as there are targets: N is what was seen."""
     first = y[0] if isinstance(y, tuple) and y else y
     if not isinstance(first, Tensor) or first.ndim == 0 or first.shape[0] == x.n:
@@ -38,7 +37,7 @@ def paired(x: ModelInput, y: Any, number: int) -> ModelInput:
     n = first.shape[0]
     if any(isinstance(v, Tensor) and v.ndim > 0 and v.shape[0] == n for _, v in x.leaves()):
         return ModelInput(x.args, x.kwargs, n)
-    raise ShapeError(f"batch {number}: {x.n} inputs came with {n} targets; they must pair up, row by row.")
+    raise ShapeError(f"{x.n} inputs came with {n} targets; they must pair up, row by row.")
 
 
 def dropped_by_loader(data: Batches, seen: int) -> int:

@@ -147,6 +147,7 @@ def _no_match(model: nn.Module, layout: ParamLayout, pattern: str) -> str:
         return (
             f"params: '{pattern}' matches only frozen parameters ({', '.join(frozen[:3])}); set requires_grad on them."
         )
+    words = get_close_matches(pattern, ("all", "last_layer"), n=1, cutoff=0.7)
     near = get_close_matches(pattern, layout.names, n=3, cutoff=0.3)
-    hint = f" Close: {', '.join(near)}." if near else ""
+    hint = f' Did you mean "{words[0]}"?' if words else f" Close: {', '.join(near)}." if near else ""
     return f"params: nothing in the model matches '{pattern}'.{hint} Known names begin {', '.join(layout.names[:5])}."

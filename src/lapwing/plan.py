@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from math import inf
 
 from lapwing.curvature import Block, Diagonal, Full, Structure
-from lapwing.errors import InputError
+from lapwing.errors import InputError, InputTypeError
 from lapwing.params import ParamLayout
 
 _DEFAULT_BYTES = 4 << 30
@@ -29,13 +30,15 @@ def parse_memory(memory: str | float | None) -> int:
         return _DEFAULT_BYTES
     if isinstance(memory, int | float):
         size = float(memory)
-    else:
-        match = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", memory)
+    elif isinstance(memory, str):
+        match = re.fullmatch(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*([A-Za-z]*)\s*", memory)
         if not match or match[2].upper() not in _UNITS:
             raise InputError(f'memory: expected bytes or text such as "4GB" or "512MiB", got {memory!r}.')
         size = float(match[1]) * _UNITS[match[2].upper()]
-    if not size > 0:
-        raise InputError(f"memory: the budget must be positive, got {memory!r}.")
+    else:
+        raise InputTypeError(f'memory: expected bytes or text such as "4GB", got {type(memory).__name__}.')
+    if not 0 < size < inf:
+        raise InputError(f'memory: the budget must be positive and finite, such as "4GB", got {memory!r}.')
     return int(size)
 
 

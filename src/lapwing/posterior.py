@@ -14,7 +14,7 @@ from lapwing._types import Float, Scalar, Tensor
 from lapwing.curvature import Estimate, Fisher, Structure, estimate
 from lapwing.data import ModelInput, as_batches, as_input
 from lapwing.diagnosis import Diagnosis, Finding
-from lapwing.errors import InputError, StructureError
+from lapwing.errors import InputTypeError, StructureError
 from lapwing.likelihoods import Gaussian, Likelihood, Sites
 from lapwing.linearise import Linearised
 from lapwing.observations import observed
@@ -22,7 +22,7 @@ from lapwing.operators import Curvature, Precision
 from lapwing.params import ParamLayout
 from lapwing.predictive import Frame, Prediction, WeightGaussian
 from lapwing.priors import GaussianPrior
-from lapwing.sampling import seeded, weight_deviations
+from lapwing.sampling import counted, seeded, weight_deviations
 from lapwing.sandbox import random_state_kept
 
 _MAX_COVARIANCE = 5_000
@@ -171,8 +171,7 @@ class Posterior:
         generator: torch.Generator | None = None,
     ) -> Prediction:
         """The predictive distribution at x: linearised ("glm") or by sampled weights through the network ("bnn")."""
-        if n_samples < 1:
-            raise InputError(f"n_samples: at least one sample is needed, got {n_samples}.")
+        n_samples = counted("n_samples", n_samples)
         frame = Frame(self.sites, self.dtype, registry.link(link), n_samples, seeded(generator))
         compute = registry.choose("predictive", predictive, {"glm": self._predict_glm, "bnn": self._predict_bnn})
         return compute(as_input(x), frame)
@@ -212,6 +211,11 @@ class Posterior:
 
     def with_likelihood(self, likelihood: Likelihood, *, likelihood_scale: Any = None) -> Posterior:
         """The same curvature at another noise level or likelihood scale."""
+        if not isinstance(likelihood, Likelihood):
+            raise InputTypeError(
+                f"with_likelihood: expected a likelihood object such as {type(self.likelihood).__name__}(...), "
+                f"got {type(likelihood).__name__}."
+            )
         if type(likelihood) is not type(self.likelihood):
             raise StructureError(
                 f"with_likelihood: the curvature was computed for {type(self.likelihood).__name__}; "
@@ -230,7 +234,7 @@ class Posterior:
         An estimated noise level keeps its value; `lw.tune` moves it.
         """
         with random_state_kept():
-            batches = observed(as_batches(more_data), self.likelihood, self.sites, progress=progress)
+            batches = observed(as_batches(more_data, "more_data"), self.likelihood, self.sites, progress=progress)
             more = estimate(
                 self.linearised,
                 self.likelihood,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lapwing._types import Float, Int, Tensor
-from lapwing.errors import InputError, ShapeError
+from lapwing.errors import InputError, InputTypeError, ShapeError
 from lapwing.operators import GroupedDiagonal
 from lapwing.params import ParamLayout
 
@@ -60,6 +60,12 @@ class GaussianPrior:
             raise InputError(
                 f"The prior does not cover parameter '{unknown[0]}'. Build it from the same model, with the same "
                 "parameters unfrozen, as the posterior: lw.prior(model, ...)."
+            )
+        other = [name for name in layout.names if self.layout.shape(name) != layout.shape(name)]
+        if other:
+            raise ShapeError(
+                f"The prior is of another model: its parameter '{other[0]}' has shape {self.layout.shape(other[0])}, "
+                f"the posterior's {layout.shape(other[0])}. Build it from the same model: lw.prior(model, ...)."
             )
         if layout == self.layout:
             return self
@@ -119,8 +125,10 @@ def _precisions(precision: Any, names: tuple[str, ...]) -> Float[Tensor, " g"]:
             raise InputError(
                 f"precision: group '{missing[0]}' is missing or unknown; the groups are {', '.join(names[:8])}."
             )
-        precision = [float(precision[name]) for name in names]
-    values = torch.as_tensor(precision, dtype=torch.float64)
+        precision = [precision[name] for name in names]
+    values = _numbers("precision", precision)
+    if values.ndim > 1:
+        raise ShapeError(f"precision: expected one number, or one per group, got shape {tuple(values.shape)}.")
     return values.expand(len(names)) if values.ndim == 0 else values
 
 
@@ -133,10 +141,18 @@ def _mean(mean: Any, layout: ParamLayout) -> Float[Tensor, ...]:
         for name in layout.names:
             if tuple(mean[name].shape) != layout.shape(name):
                 raise ShapeError(f"mean: '{name}' has shape {tuple(mean[name].shape)}, expected {layout.shape(name)}.")
-        return layout.ravel({name: mean[name].detach().to(torch.float64) for name in layout.names})
-    value = torch.as_tensor(mean, dtype=torch.float64).detach()
+        mean = layout.ravel({name: mean[name].detach().to(torch.float64) for name in layout.names})
+    value = _numbers("mean", mean).detach()
     if value.ndim and tuple(value.shape) != (layout.p,):
         raise ShapeError(f"mean: expected a number or {layout.p} values, got shape {tuple(value.shape)}.")
     if not bool(torch.isfinite(value).all()):
         raise InputError("mean: the prior mean must be finite.")
     return value
+
+
+def _numbers(argument: str, value: Any) -> Tensor:
+    """float64, in the graph of a tensor that requires grad."""
+    try:
+        return torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputTypeError(f"{argument}: expected a number, or a list or tensor of numbers, got {value!r}.") from None

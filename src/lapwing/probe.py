@@ -15,7 +15,7 @@ from torch import nn
 
 from lapwing._types import Tensor
 from lapwing.data import ModelInput
-from lapwing.errors import InputError, InputTypeError
+from lapwing.errors import InputError, ModelError
 from lapwing.layers import Calls, linear_blocks, ruled_modules
 from lapwing.linearise import Linearised, Network, check_outputs, looped_rows, vectorised_rows
 from lapwing.params import ParamLayout, of_module
@@ -28,8 +28,6 @@ LayoutChoice = Callable[[nn.Module, ModelInput], ParamLayout]
 
 def linearise(model: nn.Module, choose: LayoutChoice, x: ModelInput) -> Linearised:
     """A Linearised whose shortcuts have been checked on the first rows of x."""
-    if not isinstance(model, nn.Module):
-        raise InputTypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
     layout = choose(model, x)
     network = Network.of(model)
     few = network.placed(x.rows(torch.arange(_N) % x.n))
@@ -45,23 +43,24 @@ def linearise(model: nn.Module, choose: LayoutChoice, x: ModelInput) -> Linearis
 
 
 def last_layer(model: nn.Module, x: ModelInput) -> ParamLayout:
-    """The parameters of the module, among those that hold parameters, that the forward pass calls last."""
+    """The parameters of the module, among those that hold parameters, that the forward pass enters last.
+
+    Entered, not left: a model with parameters of its own (a class token) is left after its head.
+    """
     network = Network.of(model)
     few = network.placed(x.rows(torch.arange(_N) % x.n))
-    called: list[str] = []
+    entered: list[str] = []
     holders = {path: m for path, m in model.named_modules() if any(True for _ in m.parameters(recurse=False))}
-    with borrowed(model), torch.no_grad():
+    with borrowed(model), torch.no_grad():  # which takes the hooks off again
         for path, module in holders.items():
-            module.register_forward_hook(
-                lambda *_, path=path: called.append(path)
-            )  # removed when the model is given back
+            module.register_forward_pre_hook(lambda *_, path=path: entered.append(path))
         network(few, {})
-    if not called:
+    if not entered:
         raise InputError(
             'params="last_layer": no module that holds parameters was called in the forward pass. '
             'Name the parameters instead: params=["<name>"].'
         )
-    return of_module(model, called[-1])
+    return of_module(model, entered[-1])
 
 
 def _datum_shape(network: Network, few: ModelInput) -> tuple[int, ...]:
@@ -72,7 +71,13 @@ def _datum_shape(network: Network, few: ModelInput) -> tuple[int, ...]:
 def _check_rows_independent(linearised: Linearised, few: ModelInput) -> None:
     """f of a datum must not depend on its neighbours in the batch, or it has no Jacobian of its own."""
     together = linearised.outputs(few)
-    alone = torch.cat([linearised.outputs(few.rows(slice(i, i + 1))) for i in range(few.n)])
+    try:
+        alone = torch.cat([linearised.outputs(few.rows(slice(i, i + 1))) for i in range(few.n)])
+    except ModelError as error:
+        raise InputError(
+            f"The model takes {few.n} rows but not one alone, so rows depend on the other rows in the batch: {error} "
+            "Usual cause: BatchNorm with track_running_stats=False."
+        ) from error.__cause__
     worst = float((together - alone).abs().max())
     scale = float(alone.abs().max()) + 1e-6
     if worst > 50 * _tolerance(together.dtype) * scale:
@@ -96,7 +101,7 @@ def _shifted(linearised: Linearised) -> Linearised:
 
 def _true_rows(linearised: Linearised, few: ModelInput) -> tuple[dict[str, Tensor], Tensor]:
     generator = torch.Generator().manual_seed(1)
-    cotangents = torch.randn(few.n, linearised.k, 1, generator=generator, dtype=torch.float64)
+    cotangents = torch.randn(few.n, linearised.k, 2, generator=generator, dtype=torch.float64)
     leaves = {name: linearised.network.tensors[name].detach().requires_grad_() for name in linearised.layout.names}
     some = next(iter(leaves.values()))
     dtype = linearised.outputs(few).dtype

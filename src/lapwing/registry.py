@@ -39,6 +39,15 @@ GROUPS = {
 }
 
 
+def check_module(function: str, model: Any) -> None:
+    """The first argument must be a module: not its class, not a function."""
+    if isinstance(model, nn.Module):
+        return
+    came = f"the class {model.__name__}; make an instance first" if isinstance(model, type) else type(model).__name__
+    advice = " Wrap the function in a module that holds the parameters it uses." if callable(model) else ""
+    raise InputTypeError(f"{function}: expected the model, a trained torch.nn.Module, got {came}.{advice}")
+
+
 def choose(argument: str, word: Any, options: Mapping[str, T]) -> T:
     """The object a word stands for, or an error that lists the words."""
     if isinstance(word, str) and word in options:
@@ -47,7 +56,8 @@ def choose(argument: str, word: Any, options: Mapping[str, T]) -> T:
     near = get_close_matches(str(word), options, n=1)
     hint = f' Did you mean "{near[0]}"?' if near else ""
     if not isinstance(word, str):
-        raise InputTypeError(f"{argument}: expected one of {known} or the matching object, got {type(word).__name__}.")
+        came = f"the class {word.__name__}; write {word.__name__}()" if isinstance(word, type) else type(word).__name__
+        raise InputTypeError(f"{argument}: expected one of {known} or the matching object, got {came}.")
     raise InputError(f'{argument}: unknown word "{word}".{hint} Known: {known}.')
 
 
@@ -99,8 +109,11 @@ def layout_choice(word: Any) -> LayoutChoice:
         return partial(_matching, (word,))
     if isinstance(word, list | tuple) and all(isinstance(pattern, str) for pattern in word):
         return partial(_matching, tuple(word))
+    came = type(word).__name__
+    if isinstance(word, list | tuple):
+        came += f" with a {next(type(item).__name__ for item in word if not isinstance(item, str))}"
     raise InputTypeError(
-        f'params: expected "all", "last_layer", or a list of parameter names or glob patterns, got {type(word).__name__}.'
+        f'params: expected "all", "last_layer", or a list of parameter names or glob patterns, got {came}.'
     )
 
 
@@ -132,7 +145,10 @@ def _matching(patterns: tuple[str, ...], model: nn.Module, x: ModelInput) -> Par
 
 def likelihood_scale(value: Any) -> torch.Tensor:
     """A positive number or scalar tensor, float64."""
-    scale = torch.as_tensor(value, dtype=torch.float64)
+    try:
+        scale = torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputTypeError(f"likelihood_scale: expected one positive number, got {type(value).__name__}.") from None
     if scale.ndim or not bool(torch.isfinite(scale)) or float(scale) <= 0:
         raise InputError(f"likelihood_scale: expected one positive, finite number, got {value!r}.")
     return scale

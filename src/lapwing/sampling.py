@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+from typing import Any
+
 import torch
 
 from lapwing._types import Float, Tensor
-from lapwing.errors import InputError
+from lapwing.errors import InputError, InputTypeError
 from lapwing.operators import Precision
 
 
 def weight_deviations(precision: Precision, n: int, *, generator: torch.Generator) -> Float[Tensor, "n p"]:
     """n draws from N(0, P⁻¹): R ε with R Rᵀ = P⁻¹."""
-    if n < 1:
-        raise InputError(f"The number of samples must be at least 1, got {n}.")
-    eps = torch.randn(n, precision.p, generator=generator, dtype=torch.float64, device=generator.device)
+    eps = torch.randn(counted("n", n), precision.p, generator=generator, dtype=torch.float64, device=generator.device)
     return precision.half_solve(eps)
 
 
 def seeded(generator: torch.Generator | None) -> torch.Generator:
     """The user's generator, or one that gives the same draws on every call; never the global one."""
-    return torch.Generator().manual_seed(0) if generator is None else generator
+    if generator is None:
+        return torch.Generator().manual_seed(0)
+    if not isinstance(generator, torch.Generator):
+        raise InputTypeError(
+            f"generator: expected a torch.Generator, got {type(generator).__name__}. "
+            "From a seed: torch.Generator().manual_seed(seed)."
+        )
+    return generator
+
+
+def counted(argument: str, n: Any) -> int:
+    """A number of draws: whole, one at least."""
+    if isinstance(n, bool) or not isinstance(n, Integral):
+        raise InputTypeError(f"{argument}: expected a whole number of draws, got {type(n).__name__} {n!r}.")
+    if n < 1:
+        raise InputError(f"{argument}: expected at least 1 draw, got {n}.")
+    return int(n)

@@ -62,7 +62,7 @@ def install(model: nn.Module, tensors: Mapping[str, Tensor], aliases: Mapping[st
         for slots in (module._parameters, module._buffers):
             for key, current in slots.items():
                 if current is not None:
-                    slots[key] = tensors[aliases[prefix + key]]  # type: ignore[assignment]
+                    slots[key] = tensors[aliases[prefix + key]]
         if isinstance(module, nn.RNNBase):  # recurrent layers read their weights from a list of their own
             module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
 

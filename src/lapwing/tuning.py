@@ -15,10 +15,10 @@ from lapwing._types import Float, Scalar, Tensor
 from lapwing.curvature import Exact, Sampled
 from lapwing.data import Batches, ModelInput
 from lapwing.diagnosis import PRECISION_BOUNDS
-from lapwing.errors import NumericalError
+from lapwing.errors import NumericalError, located
 from lapwing.jacobian import Jacobian
 from lapwing.likelihoods import Gaussian
-from lapwing.observations import paired
+from lapwing.observations import encode_batch
 from lapwing.posterior import Posterior
 from lapwing.predictive import Frame, site_gaussian
 from lapwing.predictive.link_rules import Default
@@ -230,11 +230,10 @@ def search_validation(
     The curvature and the Jacobians at the held-out inputs are computed once. With a free Gaussian noise σ the grid
     runs over τ = s σ²/κ instead of s: V = (σ²/κ) J (H₁ + τ P₀)⁻¹ Jᵀ, for which the best σ has a closed form.
     """
-    pieces = [
-        (f, J, piece_y)
-        for number, (x, y) in enumerate(held_out)
-        for f, J, piece_y in _jacobian_pieces(posterior, x, y, number)
-    ]
+    pieces: list[Piece] = []
+    for number, (x, y) in enumerate(held_out):
+        with located(f"validation, batch {number}"):
+            pieces += _jacobian_pieces(posterior, x, y)
     closed_noise = noise and _noise_is_free(posterior) and len(posterior.estimate.parts) == 1
     score = _score_with_best_noise if closed_noise else _score
     candidates, steps = [], []
@@ -256,8 +255,9 @@ def search_validation(
 Piece = tuple[Tensor, Jacobian, Any]
 
 
-def _jacobian_pieces(posterior: Posterior, x: ModelInput, y: Any, number: int) -> Iterator[Piece]:
-    x, start = paired(x, y, number), 0
+def _jacobian_pieces(posterior: Posterior, x: ModelInput, y: Any) -> Iterator[Piece]:
+    x, _ = encode_batch(x, y, posterior.likelihood, posterior.sites)  # refuses bad targets before the grid starts
+    start = 0
     for f, J in posterior.weights.jacobians(x):
         rows = slice(start, start + len(f))
         yield f, J, tuple(v[rows] for v in y) if isinstance(y, tuple) else y[rows]

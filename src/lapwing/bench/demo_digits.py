@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -149,17 +149,16 @@ def _score_map(model: nn.Module, data: Digits) -> Scored:
 
 
 def _score_glm(posterior: lw.Posterior, data: Digits, tuning: str) -> Scored:
-    p, turned = posterior.predict(data.test.x), posterior.predict(data.turned())
+    p: Any = posterior.predict(data.test.x)
+    turned: Any = posterior.predict(data.turned())
     return _scored("GLM", tuning, _precision(posterior), p.probs, turned.probs, p.log_prob(data.test.y), data.test.y)
 
 
 def _score_sampled(
     posterior: lw.Posterior, data: Digits, tuning: str, size: Size, generator: torch.Generator
 ) -> Scored:
-    p, turned = (
-        posterior.predict(x, predictive="bnn", n_samples=size.n_samples, generator=generator)
-        for x in (data.test.x, data.turned())
-    )
+    p: Any = posterior.predict(data.test.x, predictive="bnn", n_samples=size.n_samples, generator=generator)
+    turned: Any = posterior.predict(data.turned(), predictive="bnn", n_samples=size.n_samples, generator=generator)
     observed = p.log_prob(data.test.y)
     return _scored("sampled network", tuning, _precision(posterior), p.probs, turned.probs, observed, data.test.y)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,8 +52,8 @@ def _sum_nll(f: Tensor, y: Tensor) -> Tensor:
 
 def _maps(posterior: lw.Posterior, model: nn.Module, size: Size, generator: torch.Generator) -> list[UncertaintyMap]:
     grid = _grid(size.n_map)
-    glm = posterior.predict(grid)
-    sampled = posterior.predict(grid, predictive="bnn", n_samples=size.n_samples, generator=generator)
+    glm: Any = posterior.predict(grid)
+    sampled: Any = posterior.predict(grid, predictive="bnn", n_samples=size.n_samples, generator=generator)
     with torch.no_grad():
         map_probs = model(grid).sigmoid()
     named = [

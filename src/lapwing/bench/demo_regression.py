@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -90,7 +91,7 @@ def _record(fitted: Fitted, rows: list[RegressionRow], size: Size, generator: to
     posterior, model = fitted.posterior, fitted.model
     grid = torch.linspace(-6.0, 6.0, size.n_grid)[:, None]
     tuned = float(posterior.prior.precisions[0])
-    prediction = posterior.predict(grid)
+    prediction: Any = posterior.predict(grid)
     return RegressionRecord(
         parameters=n_parameters(model),
         n_curves=size.n_curves,
@@ -114,7 +115,7 @@ def _sum_nll(f: Tensor, y: Tensor) -> Tensor:
 
 
 def _band(posterior: lw.Posterior, grid: Tensor) -> Band:
-    p = posterior.predict(grid)
+    p: Any = posterior.predict(grid)
     return Band(
         precision=float(posterior.prior.precisions[0]),
         log_evidence=float(posterior.log_evidence()),
@@ -126,9 +127,9 @@ def _band(posterior: lw.Posterior, grid: Tensor) -> Band:
 def _rows(fitted: Fitted, size: Size, generator: torch.Generator) -> list[RegressionRow]:
     rows = []
     for where, places in [("on the data", (LEFT, RIGHT)), ("in the gap", (GAP,))]:
-        x, y = fitted.curve.measure(1000, places, generator)
-        sampled = fitted.posterior.predict(x, predictive="bnn", n_samples=size.n_samples, generator=generator)
-        glm = fitted.posterior.predict(x)
+        x, y = fitted.curve.measure(400, places, generator)
+        sampled: Any = fitted.posterior.predict(x, predictive="bnn", n_samples=size.n_samples, generator=generator)
+        glm: Any = fitted.posterior.predict(x)
         plain = _map_prediction(fitted.model, x, fitted.train)
         rows += [
             _row("MAP", where, plain, y, plain.log_prob(y)),

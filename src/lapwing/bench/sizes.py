@@ -25,10 +25,10 @@ DEMO = Size(
     n_digits=1797,
     n_moons=150,
     n_hidden=32,
-    n_steps=2000,
+    n_steps=1500,
     n_grid=241,
     n_map=64,
-    n_samples=500,
+    n_samples=200,
     n_precisions=13,
 )
 TOY = Size(

@@ -15,7 +15,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from lapwing.cli.show import show_bench, show_demo
-from lapwing.errors import LapwingError, MissingExtraError
+from lapwing.errors import InputError, LapwingError, MissingExtraError
 
 
 class InWords(TyperGroup):
@@ -92,6 +92,8 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Measure fit, prediction and tuning against a gradient epoch and a forward pass (workload W1)."""
+    if find_spec("lapwing.bench.w1") is None:
+        raise InputError("This installation has no workload W1 to measure. Install Lapwing from its full source.")
     record = import_module("lapwing.bench.w1").run()
     path = _save(record, out / f"{record['workload'].lower()}.json")
     if as_json:

@@ -18,6 +18,7 @@ from lapwing.operators import (
     DenseCurvature,
     DiagonalCurvature,
     LowRankCurvature,
+    stacked,
 )
 from lapwing.params import ParamLayout
 
@@ -107,10 +108,9 @@ class _Full(Accumulator):
         if self.H is not None:
             self._fold()
             return DenseCurvature.of(self.H)
-        widest = max(piece.c for piece in self.pieces)
-        if any(piece.c != widest for piece in self.pieces):  # rows of unequal width stack one row per datum
-            self.pieces = [piece.single_rows() for piece in self.pieces]
-        return LowRankCurvature.of(self.pieces[0].concatenated(self.pieces[1:]))
+        H = LowRankCurvature.of(stacked(self.pieces))
+        H.spectrum()  # kept with the rows: every evidence and every prediction starts from their kernel
+        return H
 
     def _fold(self) -> None:
         if self.H is None:

@@ -11,7 +11,7 @@ from lapwing._types import Float, Tensor
 from lapwing.curvature.accumulate import Structure
 from lapwing.curvature.factors import Fisher
 from lapwing.data import ModelInput
-from lapwing.errors import NumericalError
+from lapwing.errors import located
 from lapwing.likelihoods import Likelihood, Sites
 from lapwing.linearise import Linearised, Trace
 from lapwing.operators import Curvature
@@ -52,14 +52,14 @@ def estimate(
     fisher: Fisher,
     chunk_floats: int,
 ) -> Estimate:
-    """Sum the structure's curvature over (x, encoded y) batches, never holding more than `chunk_floats` numbers of rows."""
+    """Sum the structure's curvature over (x, encoded y) batches; rows in memory stay within `chunk_floats` numbers."""
     accumulators = None
     statistics: FitStatistics | None = None
     row_floats = structure.row_floats(linearised.layout, _factored_floats(linearised))
     rows_at_once = max(1, chunk_floats // row_floats)
-    for batch, targets in data:
+    for number, (batch, targets) in enumerate(data):
         for x, y in _pieces(batch, targets, max(1, rows_at_once // linearised.k)):
-            with linearised.trace(x) as trace:
+            with located(f"batch {number}"), linearised.trace(x) as trace:
                 f = sites.split(trace.outputs)
                 seen = _statistics(trace, likelihood, sites, f, y)
                 parts = fisher.parts(likelihood, f, y)
@@ -83,10 +83,6 @@ def _pieces(x: ModelInput, y: Tensor, rows: int) -> Iterator[tuple[ModelInput, T
 
 
 def _statistics(trace: Trace, likelihood: Likelihood, sites: Sites, f: Tensor, y: Tensor) -> FitStatistics:
-    if not bool(torch.isfinite(f).all()):
-        raise NumericalError(
-            "The model's outputs hold NaN or infinite values on some of the data; nothing can be fitted there."
-        )
     residuals = likelihood.part_residuals(f, y)
     gradients = torch.stack([trace.vjp(sites.join(r).reshape(len(f), -1)) for r in residuals])
     return FitStatistics(len(f), likelihood.statistics(f.double(), y), gradients)

@@ -9,7 +9,7 @@ from math import log, pi
 import torch
 from torch import Tensor
 
-from lapwing.errors import InputError, NumericalError, ShapeError
+from lapwing.errors import InputError, InputTypeError, NumericalError, ShapeError
 from lapwing.likelihoods.base import Likelihood, Sites
 from lapwing.likelihoods.targets import as_tensor, check_class_axis, in_shape, require_finite
 
@@ -146,7 +146,13 @@ def _standard_normal(f: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _checked_noise(noise_std: Tensor | Sequence[float] | float) -> Tensor:
-    values = torch.as_tensor(noise_std, dtype=torch.float64)  # stays in the graph of a tensor that requires grad
+    try:
+        values = torch.as_tensor(noise_std, dtype=torch.float64)  # stays in the graph of a tensor that requires grad
+    except (TypeError, ValueError, RuntimeError):
+        raise InputTypeError(
+            f"Gaussian needs noise_std to be one number, one per output or None, but {type(noise_std).__name__} "
+            f"{noise_std!r} came."
+        ) from None
     if values.ndim > 1 or values.numel() == 0:
         raise ShapeError(
             f"Gaussian needs noise_std to be one number or one per output, but shape {tuple(values.shape)} came."

@@ -20,22 +20,21 @@ class PartialCholesky:
 def pivoted_cholesky(K: Float[Tensor, "n n"], *, max_rank: int, rtol: float) -> PartialCholesky:
     """Greedy partial Cholesky of a positive semi-definite K, stopped when trace(K − L Lᵀ) ≤ rtol · trace(K).
 
-    Each step takes the largest remaining diagonal entry as pivot. The residual stays positive semi-definite,
-    so its trace bounds the error in every norm. Cost: n r² + r small kernels.
+    Each step takes the largest remaining diagonal entry as pivot. The residual stays positive semi-definite, so its trace
+    bounds the error in every norm. Cost: n r² + r small kernels.
     """
     diagonal = K.diagonal().clone()
-    tolerance = rtol * float(diagonal.sum())
+    residual = trace = float(diagonal.sum())
     L = K.new_zeros(max_rank, len(K))  # rows are the columns of the factor: each update is then contiguous
     rank = 0
-    residual = float(diagonal.sum())
-    while rank < max_rank and residual > tolerance:
-        pivot = int(diagonal.argmax())
-        column = K[pivot] - L[:rank, pivot] @ L[:rank]
-        L[rank] = column / diagonal[pivot].sqrt()
-        diagonal = (diagonal - L[rank] ** 2).clamp_(min=0)
-        diagonal[pivot] = 0
-        rank += 1
+    while rank < max_rank and residual > rtol * trace:
+        largest, pivot = (v.item() for v in diagonal.max(0))
+        row = torch.addmv(K[int(pivot)], L[:rank].T, L[:rank, int(pivot)], alpha=-1).mul_(largest**-0.5)
+        L[rank] = row
+        diagonal.addcmul_(row, row, value=-1).clamp_(min=0)
+        diagonal[int(pivot)] = 0
         residual = float(diagonal.sum())
+        rank += 1
     return PartialCholesky(L[:rank].T, residual)
 
 
@@ -46,7 +45,8 @@ def semidefinite_eigenvalues(K: Float[Tensor, "n n"]) -> Float[Tensor, " r"]:
     eigenvalues are those of the small LᵀL. A matrix of more than n/4 ranks goes to the dense solver instead;
     both answers agree to rounding (n · eps · ‖K‖).
     """
-    partial = pivoted_cholesky(K, max_rank=len(K) // 4, rtol=torch.finfo(K.dtype).eps)
-    if partial.residual <= torch.finfo(K.dtype).eps * float(K.diagonal().sum()):
+    rtol = torch.finfo(K.dtype).eps
+    partial = pivoted_cholesky(K, max_rank=len(K) // 4, rtol=rtol)
+    if partial.residual <= rtol * float(K.diagonal().sum()):
         K = partial.factor.T @ partial.factor
     return torch.linalg.eigvalsh(K).clamp(min=0)

@@ -5,7 +5,7 @@ from lapwing.operators.block_diagonal import BlockDiagonalCurvature, BlockDiagon
 from lapwing.operators.dense import DenseCurvature, DensePrecision
 from lapwing.operators.diagonal import DiagonalCurvature, DiagonalPrecision
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
-from lapwing.operators.low_rank import LowRankCurvature, LowRankPrecision
+from lapwing.operators.low_rank import LowRankCurvature, LowRankPrecision, stacked
 
 __all__ = [
     "BlockDiagonalCurvature",
@@ -20,4 +20,5 @@ __all__ = [
     "LowRankPrecision",
     "Precision",
     "Rows",
+    "stacked",
 ]

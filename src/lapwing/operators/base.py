@@ -56,6 +56,10 @@ class Rows(ABC):
     def concatenated(self, others: Sequence[Rows]) -> Rows:
         """These rows followed by the others' (same c)."""
 
+    @abstractmethod
+    def single_rows(self) -> Rows:
+        """The same rows as n · c data with one row each."""
+
 
 class Curvature(ABC):
     """H ⪰ 0. It may be singular, so there is no `solve`: the type says what is legal."""
@@ -78,8 +82,8 @@ class Curvature(ABC):
         """c H, of the same structure."""
 
     @abstractmethod
-    def mixed(self, others: Sequence[Self], scales: Float[Tensor, " g"]) -> Self:
-        """Σ_g c_g H_g over this curvature and the others."""
+    def mixed(self, others: Sequence[Self], scales: Float[Tensor, " g"]) -> Curvature:
+        """Σ_g c_g H_g over this curvature and the others, which came out of the same estimator."""
 
     @abstractmethod
     def plus(self, P0: GroupedDiagonal) -> Precision:

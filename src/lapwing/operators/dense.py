@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 
 import torch
 
@@ -53,10 +53,9 @@ class DenseCurvature(Curvature):
     def scaled(self, c: Scalar) -> DenseCurvature:
         return replace(self, scale=c * self.scale)
 
-    def mixed(self, others: Sequence[DenseCurvature], scales: Float[Tensor, " g"]) -> DenseCurvature:
+    def mixed(self, others: Sequence[Curvature], scales: Float[Tensor, " g"]) -> DenseCurvature:
         parts = (self, *others)
-        H = sum((c * part.scale * part.unit.entries for c, part in zip(scales, parts, strict=True)), start=0.0)
-        return DenseCurvature.of(torch.as_tensor(H))
+        return DenseCurvature.of(reduce(torch.add, (c * H.to_dense() for c, H in zip(scales, parts, strict=True))))
 
     def plus(self, P0: GroupedDiagonal) -> DensePrecision:
         return DensePrecision(self, P0)

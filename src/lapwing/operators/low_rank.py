@@ -15,6 +15,7 @@ import torch
 from lapwing._types import Float, Scalar, Tensor
 from lapwing.linalg import semidefinite_eigenvalues
 from lapwing.operators.base import Curvature, Precision, Rows
+from lapwing.operators.dense import DenseCurvature
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
 
 _MAX_CACHED_GROUPS = 32  # beyond this the group kernels would outweigh the rows they save visiting
@@ -86,11 +87,13 @@ class LowRankCurvature(Curvature):
     def scaled(self, c: Scalar) -> LowRankCurvature:
         return replace(self, scale=c * self.scale)
 
-    def mixed(self, others: Sequence[LowRankCurvature], scales: Float[Tensor, " g"]) -> LowRankCurvature:
-        parts = (self, *others)
-        rows = self.root.rows.concatenated([part.root.rows for part in others])
+    def mixed(self, others: Sequence[Curvature], scales: Float[Tensor, " g"]) -> Curvature:
+        low_rank = [H for H in others if isinstance(H, LowRankCurvature)]
+        if len(low_rank) < len(others) or self.rank + sum(H.rank for H in low_rank) >= self.p:
+            return DenseCurvature.of(self.to_dense()).mixed(others, scales)  # the matrix is the smaller side now
+        parts = (self, *low_rank)
         each = [(c * part.scale).expand(part.rank) for c, part in zip(scales, parts, strict=True)]
-        return LowRankCurvature(RootKernels(rows), torch.cat(each))
+        return LowRankCurvature(RootKernels(stacked([part.root.rows for part in parts])), torch.cat(each))
 
     def plus(self, P0: GroupedDiagonal) -> LowRankPrecision:
         return LowRankPrecision(self, P0)
@@ -98,6 +101,13 @@ class LowRankCurvature(Curvature):
     def to_dense(self) -> Float[Tensor, "p p"]:
         M = self.root.rows.dense().reshape(self.rank, self.p)
         return (M.T * self.scale) @ M
+
+
+def stacked(rows: Sequence[Rows]) -> Rows:
+    """All rows under each other."""
+    if any(r.c != rows[0].c for r in rows):  # as many rows per datum everywhere, or one
+        rows = [r.single_rows() for r in rows]
+    return rows[0].concatenated(rows[1:])
 
 
 @dataclass(frozen=True, eq=False)

@@ -107,7 +107,7 @@ def uncertainty_map(ax: Axes, record: MoonsRecord, values: UncertaintyMap, *, up
         cmap=COLOUR_MAPS[values["kind"]], interpolation="bilinear",
     )  # fmt: skip
     if values["kind"] == "probability":
-        ax.contour(values["values"], [0.5], origin="lower", extent=extent, colors=[INK], linewidths=1.2)
+        ax.contour(values["values"], [0.5], origin="lower", extent=extent, colors=["#1a1a1a"], linewidths=1.2)
     points, labels = np.asarray(record["points"]), np.asarray(record["labels"])
     for label, face in [(0, "#1a1a1a"), (1, "#ffffff")]:
         chosen = points[labels == label]
@@ -132,7 +132,7 @@ def evidence(ax: Axes, curve: EvidenceCurve) -> None:
     _mark(ax, curve["by_evidence"], "evidence optimum", GLM, side="left")
     # Far from the optimum the curve falls like −δ‖θ‖²/2 and would flatten everything worth seeing.
     near = log_evidence[np.abs(np.log10(precision / curve["by_evidence"])) <= 2]
-    room = 0.08 * float(np.ptp(near))
+    room = max(1.0, 0.08 * float(np.ptp(near)))
     ax.set(ylim=(near.min() - room, near.max() + room))
     ax.set(xlim=(precision[0], precision[-1]), xlabel="prior precision", ylabel="log evidence")
 

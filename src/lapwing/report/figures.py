@@ -149,7 +149,7 @@ def moons(record: MoonsRecord) -> Figure:
     return Figure(
         "moons",
         "Two moons: where a classifier is entitled to an opinion",
-        "Compare how sure each map stays far from every point, and whether the black boundary follows the moons. "
+        "Compare how sure each map stays far from every point, and whether the boundary line follows the moons. "
         "Aleatoric uncertainty belongs where the classes overlap, epistemic where data are missing.",
         tuple(panels),
         scales=(

@@ -60,7 +60,7 @@ def headlines(record: DemoRecord) -> list[Headline]:
     rows = {r["method"]: r for r in record["digits"]["rows"] if r["tuning"] in ("–", "evidence")}
     return [
         Headline(
-            f"{gap['MAP']['coverage']:.0%} → {gap['GLM']['coverage']:.0%}",
+            f"{gap['MAP']['coverage']:.1%} → {gap['GLM']['coverage']:.1%}",
             "of new points in the gap fall inside the 95% interval: MAP with constant noise → GLM, "
             f"whose interval is {gap['GLM']['width'] / gap['MAP']['width']:.1f} times as wide",
         ),

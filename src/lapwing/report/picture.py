@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lapwing.bench.records import DemoRecord, MoonsRecord
 
 
-def write_picture(record: DemoRecord, path: Path, *, dpi: int = 110) -> Path:
+def write_picture(record: DemoRecord, path: Path, *, dpi: int = 100) -> Path:
     """The regression band above, three two-moons maps below; on paper colour, so it reads on any page."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({**STYLE, "figure.facecolor": PAPER, "axes.titlesize": 10}):

@@ -1,0 +1,465 @@
+"""Bad inputs: a typed error that says what came, where, and what to do, and nothing has changed afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+
+import lapwing as lw
+from untouched import stir, untouched
+
+N = 6
+Made = Callable[[], nn.Module]
+
+
+# --- models -------------------------------------------------------------------------------------------------
+
+
+def network(n_outputs: int) -> nn.Module:
+    """A network as training leaves it: in train mode, with running averages, gradients and a hook of the user's."""
+    torch.manual_seed(n_outputs)
+    model = nn.Sequential(
+        nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Dropout(0.2), nn.Linear(4, n_outputs)
+    ).train()
+    model[0].weight.grad = torch.ones(4, 2)
+    model[2].register_forward_hook(lambda *_: None)
+    return model
+
+
+def one() -> nn.Module:
+    return network(1)
+
+
+def two() -> nn.Module:
+    return network(2)
+
+
+def three() -> nn.Module:
+    return network(3)
+
+
+class Computing(nn.Module):
+    """A linear layer whose output goes through a function of the test's."""
+
+    def __init__(self, function: Callable[[Tensor], Any], n_outputs: int = 3) -> None:
+        super().__init__()
+        self.layer, self.function = nn.Linear(2, n_outputs), function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self.layer(x))
+
+
+def computing(function: Callable[[Tensor], Any], n_outputs: int = 3) -> Made:
+    return lambda: Computing(function, n_outputs)
+
+
+def frozen() -> nn.Module:
+    return three().requires_grad_(False)
+
+
+def body_frozen() -> nn.Module:
+    model = three()
+    model[0].requires_grad_(False)
+    return model
+
+
+def with_nan_weight() -> nn.Module:
+    model = three()
+    with torch.no_grad():
+        model[4].weight[1, 2] = float("nan")
+    return model
+
+
+def big() -> nn.Module:
+    return nn.Linear(2, 2000)
+
+
+def neighbourly() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3))
+
+
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 3))
+
+
+class NoLayerCalled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.layer.weight)
+
+
+# --- data ---------------------------------------------------------------------------------------------------
+
+
+def inputs(n: int = N) -> Tensor:
+    return torch.linspace(-1, 1, 2 * n).reshape(n, 2)
+
+
+def real(*shape: int) -> Tensor:
+    return torch.linspace(-1, 2, torch.Size(shape).numel()).reshape(shape)
+
+
+X, LABELS = inputs(), torch.arange(N) % 3
+ZERO_ONE = torch.arange(N) % 2
+COUNTS = torch.arange(N)
+TWO_BATCHES = [(X, LABELS), (X, LABELS)]
+
+
+def spoilt(tensor: Tensor, index: tuple[int, ...], value: float) -> Tensor:
+    tensor = tensor.clone()
+    tensor[index] = value
+    return tensor
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Any:
+        return iter(())
+
+
+class SameIterator:
+    """Looks re-iterable, but hands out one generator twice."""
+
+    def __init__(self) -> None:
+        self.batches = (batch for batch in TWO_BATCHES)
+
+    def __iter__(self) -> Any:
+        return self.batches
+
+
+# --- calls --------------------------------------------------------------------------------------------------
+
+
+def fit(data: Any = (X, LABELS), likelihood: Any = "classification", **options: Any) -> Callable[[nn.Module], Any]:
+    return lambda model: lw.fit(model, data, likelihood, **options)
+
+
+def fit_gaussian(data: Any, **options: Any) -> Callable[[nn.Module], Any]:
+    return fit(data, lw.Gaussian(noise_std=0.5), **options)
+
+
+def classifier(model: nn.Module) -> lw.Posterior:
+    return lw.fit(model, (X, LABELS), "classification")
+
+
+def binary(model: nn.Module) -> lw.Posterior:
+    return lw.fit(model, (X, ZERO_ONE), "binary")
+
+
+def regressor(model: nn.Module, **options: Any) -> lw.Posterior:
+    return lw.fit(model, (X, real(N, model[-1].out_features)), lw.Gaussian(noise_std=0.5), **options)
+
+
+def interpolating(model: nn.Module, likelihood: Any = "regression") -> lw.Posterior:
+    with torch.no_grad():
+        y = model.eval()(X)
+    model.train()
+    return lw.fit(model, (X, y), likelihood)
+
+
+# --- the table ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """One bad input: the call, the class of its error, and words the message must hold."""
+
+    name: str
+    model: Made
+    call: Callable[[nn.Module], Any]
+    error: type[Exception]
+    words: tuple[str, ...]
+
+
+VALUE, TYPE, SHAPE, STRUCTURE = lw.InputError, lw.InputTypeError, lw.ShapeError, lw.StructureError
+NUMBERS, MODEL = lw.NumericalError, lw.ModelError
+
+MODELS = [
+    Row("text as model", three, lambda _: lw.fit("net", (X, LABELS), "classification"), TYPE, ("model", "nn.Module", "str")),
+    Row("function as model", three, lambda m: lw.fit(lambda x: m(x), (X, LABELS), "classification"), TYPE, ("nn.Module", "function", "wrap")),
+    Row("class as model", three, lambda _: lw.fit(nn.Linear, (X, LABELS), "classification"), TYPE, ("class Linear", "instance")),
+    Row("all frozen", frozen, fit(), VALUE, ("Nothing to infer", "6 parameter tensors", "requires_grad")),
+    Row("no parameters", nn.ReLU, fit(), VALUE, ("Nothing to infer", "0 parameter tensors")),
+    Row("NaN weight", with_nan_weight, fit(), VALUE, ("'4.weight'", "NaN")),
+    Row("complex weights", lambda: nn.Linear(2, 3, dtype=torch.complex64), fit(), VALUE, ("'weight'", "complex64", "real")),
+    Row("lazy module", lazy, fit(), VALUE, ("'0.weight'", "not initialised", "forward pass")),
+    Row("tuple outputs", computing(lambda f: (f, f)), fit(), TYPE, ("returned tuple", "(B, C)", ".logits", "Wrap")),
+    Row("no outputs", computing(lambda f: None), fit(), TYPE, ("returned NoneType", "Wrap")),
+    Row("mapping outputs", computing(lambda f: {"scores": f}), fit(), TYPE, ("returned dict", ".logits")),
+    Row("integer outputs", computing(lambda f: f.argmax(-1)), fit(), VALUE, ("int64", "floating-point", "logits")),
+    Row("complex outputs", computing(lambda f: f * 1j), fit(), VALUE, ("complex64", "floating-point")),
+    Row("NaN outputs", computing(lambda f: f / 0 - f / 0), fit(), VALUE, ("outputs", "NaN", "first batch")),
+    Row("scalar output", computing(lambda f: f.sum()), fit(), SHAPE, ("shape ()", "batch as first axis")),
+    Row("batch on the second axis", computing(lambda f: f.T, 4), fit(), SHAPE, ("(4, 3)", "3 inputs", "batch as first axis")),
+    Row("outputs without entries", computing(lambda f: f[:, :0]), fit(), SHAPE, ("no outputs", "(3, 0)")),
+    Row("rows that see each other", neighbourly, fit(), VALUE, ("other rows", "track_running_stats=False")),
+    Row("outputs of changing length", computing(lambda f: f.unsqueeze(1).expand(-1, 2 if len(f) == 2 else 1, -1)), fit([(X, LABELS[:, None]), (X[:2], LABELS[:2, None])]), SHAPE, ("batch 1", "(2, 2, 3)", "one shape")),
+    Row("NaN outputs later", computing(lambda f: f.log()), fit([(X[:1], LABELS[:1]), (-9 * X, LABELS)]), VALUE, ("NaN",)),
+]  # fmt: skip
+
+DATA = [
+    Row("wrong number of features", three, fit((real(N, 5), LABELS)), MODEL, ("forward", "float32 (3, 5)", "mat1 and mat2")),
+    Row("wrong number of features later", three, fit([(X, LABELS), (real(N, 5), LABELS)]), MODEL, ("batch 1", "float32 (6, 5)")),
+    Row("integer inputs to a linear layer", three, fit((X.long(), LABELS)), MODEL, ("forward", "int64 (3, 2)")),
+    Row("unknown argument name", three, fit([({"z": X}, LABELS)]), MODEL, ("forward", "z")),
+    Row("NaN in x", three, fit((spoilt(X, (2, 1), float("nan")), LABELS)), VALUE, ("(2, 1)", "NaN", "data: X")),
+    Row("infinite x in a later batch", three, fit([(X, LABELS), (spoilt(X, (3, 0), float("inf")), LABELS)]), VALUE, ("batch 1", "(3, 0)", "infinite")),
+    Row("NaN in a named input", three, fit([({"input": spoilt(X, (0, 0), float("nan"))}, LABELS)]), VALUE, ("batch 0", "'input'", "NaN")),
+    Row("empty loader", three, fit(DataLoader(TensorDataset(X, LABELS), batch_size=9, drop_last=True)), VALUE, ("no batch", "empty", "drop_last")),
+    Row("empty data set", three, fit(Subset(TensorDataset(X, LABELS), [])), VALUE, ("no batch", "empty")),
+    Row("empty stream", three, fit(Stream()), VALUE, ("no batch", "empty")),
+    Row("empty arrays", three, fit((X[:0], LABELS[:0])), VALUE, ("data: X", "empty")),
+    Row("empty list", three, fit([]), VALUE, ("no batch",)),
+    Row("generator", three, fit(batch for batch in TWO_BATCHES), TYPE, ("one-shot", "generator", "DataLoader")),
+    Row("one iterator handed out twice", three, lambda m: lw.fit(m, SameIterator(), "classification"), TYPE, ("one-shot", "SameIterator")),
+    Row("inputs without targets", three, fit(X), TYPE, ("(X, Y)", "Tensor")),
+    Row("no data", three, fit(None), TYPE, ("DataLoader", "NoneType")),
+    Row("three in a batch", three, fit([(X, X, LABELS)]), TYPE, ("batch 0", "tuple of 3", "((x1, x2), y)")),
+    Row("three arrays", three, fit((X, X, LABELS)), TYPE, ("3", "((X1, X2), Y)")),
+    Row("a batch that is a tensor", three, fit([X, X, X]), TYPE, ("batch 0", "pair (x, y)", "Tensor")),
+    Row("mapping without labels", three, fit([{"input": X}]), VALUE, ("batch 0", "'labels'", "input")),
+    Row("whole mapping without labels", three, fit({"input": X}), VALUE, ("'labels'", "input")),
+    Row("X longer than Y", three, fit((X, LABELS[:4])), SHAPE, ("6", "4", "pair up")),
+    Row("x longer than y in a batch", three, fit([(X, LABELS), (X, LABELS[:4])]), SHAPE, ("batch 1", "6 inputs", "4 targets")),
+    Row("string array", three, fit((np.array([["a", "b"]] * N), LABELS)), TYPE, ("data: X", "<U1", "encode")),
+    Row("object array", three, fit((X, np.array([None] * N))), TYPE, ("data: Y", "object", "encode")),
+    Row("x without a batch axis", three, fit([(torch.tensor(1.0), torch.tensor(1))]), TYPE, ("batch 0", "x[None]")),
+    Row("x that is text", three, fit([("some text", LABELS)]), TYPE, ("batch 0", "str")),
+]  # fmt: skip
+
+TARGETS = [
+    Row("label out of range", three, fit((X, spoilt(LABELS, (4,), 3))), VALUE, ("batch 0", "[0, 3)", "label (4,) is 3")),
+    Row("label out of range later", three, fit([(X, LABELS), (X, spoilt(LABELS, (5,), 7))]), VALUE, ("batch 1", "label (5,) is 7")),
+    Row("negative label", three, fit((X, spoilt(LABELS, (1,), -1))), VALUE, ("label (1,) is -1", "ignore_index")),
+    Row("float labels", three, fit((X, LABELS.float())), TYPE, ("integer labels", "float32", "y.long()")),
+    Row("one-hot labels", three, fit((X, nn.functional.one_hot(LABELS, 3))), SHAPE, ("one-hot", "argmax")),
+    Row("labels of another width", three, fit((X, torch.zeros(N, 2, dtype=torch.long))), SHAPE, ("(6,)", "(6, 2)", "never broadcast")),
+    Row("text labels", three, fit([(X, ["a"] * N)]), TYPE, ("batch 0", "tuple", "numbers")),
+    Row("no labels", three, fit([(X, None)]), TYPE, ("batch 0", "NoneType")),
+    Row("complex targets", one, fit_gaussian((X, real(N, 1) * 1j)), TYPE, ("real targets", "complex64")),
+    Row("Gaussian (N, 2) for (N, 1)", one, fit_gaussian((X, real(N, 2))), SHAPE, ("(6, 1)", "(6, 2)", "never broadcast")),
+    Row("Gaussian (N,) for (N, 2)", two, fit_gaussian((X, real(N))), SHAPE, ("(6, 2)", "(6,)", "never broadcast")),
+    Row("Gaussian (N, 1) for (N, 2)", two, fit_gaussian((X, real(N, 1))), SHAPE, ("(6, 2)", "(6, 1)")),
+    Row("Gaussian (1, N) for (N, 1)", one, fit_gaussian([(X, real(1, N))]), SHAPE, ("batch 0", "6 inputs", "1 targets")),
+    Row("NaN target", one, fit_gaussian((X, spoilt(real(N, 1), (3, 0), float("nan")))), VALUE, ("batch 0", "(3, 0)", "nan", "impute")),
+    Row("infinite target later", one, fit_gaussian([(X, real(N)), (X, spoilt(real(N), (2,), float("inf")))]), VALUE, ("batch 1", "inf")),
+    Row("Bernoulli (N, 2) for (N, 1)", one, fit((X, torch.zeros(N, 2)), "binary"), SHAPE, ("(6, 1)", "(6, 2)")),
+    Row("Bernoulli (N,) for (N, 2)", two, fit((X, ZERO_ONE), "multilabel"), SHAPE, ("(6, 2)", "(6,)", "Categorical()")),
+    Row("Bernoulli label of 2", one, fit((X, LABELS), "binary"), VALUE, ("0 or 1", "target (2, 0) is 2")),
+    Row("Bernoulli NaN label", one, fit((X, spoilt(real(N, 1) * 0, (1, 0), float("nan"))), "binary"), VALUE, ("0 or 1", "nan")),
+    Row("one logit with a label of 2", one, fit((X, LABELS), "classification"), VALUE, ("0 or 1", "2")),
+    Row("Poisson (N, 2) for (N, 1)", one, fit((X, torch.zeros(N, 2)), "count"), SHAPE, ("(6, 1)", "(6, 2)")),
+    Row("Poisson (N,) for (N, 2)", two, fit((X, COUNTS), "count"), SHAPE, ("(6, 2)", "(6,)")),
+    Row("negative count", one, fit((X, spoilt(COUNTS, (4,), -2)), "count"), VALUE, ("counts 0, 1, 2", "(4, 0)", "-2")),
+    Row("fractional count", one, fit((X, real(N).abs()), "count"), VALUE, ("counts 0, 1, 2", "exposures")),
+    Row("exposures of another shape", one, fit([(X, (COUNTS, real(N, 2)))], "count"), SHAPE, ("exposure", "(6, 2)")),
+    Row("zero exposure", one, fit([(X, (COUNTS, COUNTS))], "count"), VALUE, ("positive exposures", "0.0")),
+    Row("heteroscedastic with 3 outputs", three, fit((X, real(N)), lw.HeteroscedasticGaussian()), SHAPE, ("2 outputs", "gives 3")),
+    Row("heteroscedastic (N, 2) for pairs", two, fit((X, real(N, 2)), lw.HeteroscedasticGaussian()), SHAPE, ("(6,)", "(6, 2)")),
+    Row("custom without an entry per term", three, fit([(X, real(1, N))], lw.CustomLikelihood(lambda f, y: -f.square().sum())), SHAPE, ("batch 0", "6 inputs")),
+    Row("custom log_prob that is no scalar", three, fit((X, real(N)), lw.CustomLikelihood(lambda f, y: -f.square())), SHAPE, ("scalar", "(3,)")),
+    Row("custom log_prob that is not concave", three, fit((X, real(N)), lw.CustomLikelihood(lambda f, y: f.square().sum())), NUMBERS, ("eigenvalue", "psd='clip'")),
+    Row("Categorical with one logit", one, fit((X, ZERO_ONE), lw.Categorical()), SHAPE, ("2 logits", "Bernoulli()")),
+    Row("class_axis out of range", three, fit(likelihood=lw.Categorical(class_axis=2)), VALUE, ("class_axis=2", "2 axes", "(B, 3)")),
+    Row("class weights of another length", three, fit(likelihood=lw.Categorical(weight=[1.0, 2.0])), SHAPE, ("one weight per class", "3", "2 came")),
+    Row("too many noise levels", one, fit((X, real(N)), lw.Gaussian(noise_std=[0.1, 0.2])), SHAPE, ("noise_std", "2 came")),
+]  # fmt: skip
+
+CONSTRUCTORS = [
+    Row("noise of zero", one, lambda _: lw.Gaussian(noise_std=0.0), VALUE, ("positive", "0.0", "None")),
+    Row("negative noise", one, lambda _: lw.Gaussian(noise_std=[0.1, -0.2]), VALUE, ("positive", "-0.2")),
+    Row("NaN noise", one, lambda _: lw.Gaussian(noise_std=float("nan")), VALUE, ("finite", "nan")),
+    Row("noise as a matrix", one, lambda _: lw.Gaussian(noise_std=torch.ones(2, 2)), SHAPE, ("one per output", "(2, 2)")),
+    Row("noise as text", one, lambda _: lw.Gaussian(noise_std="small"), TYPE, ("noise_std", "str")),
+    Row("negative class weight", three, lambda _: lw.Categorical(weight=[1.0, -1.0, 1.0]), VALUE, ("zero or more", "-1.0")),
+    Row("class weights as a matrix", three, lambda _: lw.Categorical(weight=torch.ones(3, 3)), SHAPE, ("one per class", "(3, 3)")),
+    Row("class_axis 0", three, lambda _: lw.Categorical(class_axis=0), VALUE, ("batch axis", "Use 1")),
+    Row("exposure of zero", one, lambda _: lw.Poisson(exposure=0.0), VALUE, ("exposure", "0.0")),
+    Row("unknown variance link", two, lambda _: lw.HeteroscedasticGaussian(link="exponential"), VALUE, ("'softplus'", "exponential")),
+    Row("log_prob that is no function", two, lambda _: lw.CustomLikelihood("normal"), VALUE, ("function", "str")),
+    Row("unknown psd", two, lambda _: lw.CustomLikelihood(lambda f, y: f.sum(), psd="ignore"), VALUE, ("'clip'", "ignore")),
+    Row("fisher without a sampler", two, lambda _: lw.CustomLikelihood(lambda f, y: f.sum(), psd="fisher"), VALUE, ("sample=",)),
+]  # fmt: skip
+
+WORDS = [
+    Row("unknown likelihood", three, fit(likelihood="classificaton"), VALUE, ("likelihood", 'Did you mean "classification"', '"count"')),
+    Row("likelihood of another kind", three, fit(likelihood=3), TYPE, ("likelihood", "int", "classification")),
+    Row("likelihood class", three, fit(likelihood=lw.Categorical), TYPE, ("likelihood", "Categorical()")),
+    Row("binary for three logits", three, fit(likelihood="binary"), VALUE, ("one logit", "3", '"multilabel"')),
+    Row("unknown structure", three, fit(structure="fulll"), VALUE, ("structure", 'Did you mean "full"')),
+    Row("structure class", three, fit(structure=lw.Full), TYPE, ("structure", "Full()")),
+    Row("structure of another kind", three, fit(structure=None), TYPE, ("structure", "NoneType", '"diag"')),
+    Row("unknown fisher", three, fit(fisher="empiric"), VALUE, ("fisher", 'Did you mean "empirical"')),
+    Row("unknown params", three, fit(params="last-layer"), VALUE, ("params", 'Did you mean "last_layer"')),
+    Row("params that match nothing", three, fit(params=["head.*"]), VALUE, ("'head.*'", "0.weight")),
+    Row("misspelt parameter", three, fit(params=["4.weigth"]), VALUE, ("'4.weigth'", "4.weight")),
+    Row("params that match only frozen ones", body_frozen, fit(params=["0.*"]), VALUE, ("'0.*'", "frozen", "0.weight")),
+    Row("params of another kind", three, fit(params=3), TYPE, ("params", "glob", "int")),
+    Row("params as tensors", three, lambda m: fit(params=list(m.parameters()))(m), TYPE, ("params", "names", "Parameter")),
+    Row("no params", three, fit(params=[]), VALUE, ("params", "empty list")),
+    Row("no last layer", NoLayerCalled, fit(params="last_layer"), VALUE, ("last_layer", "params=[")),
+    Row("memory in unknown units", three, fit(memory="4 elephants"), VALUE, ("memory", "4GB", "elephants")),
+    Row("memory that is no number", three, fit(memory="1.2.3GB"), VALUE, ("memory", "4GB", "1.2.3GB")),
+    Row("negative memory", three, fit(memory=-5), VALUE, ("memory", "positive", "-5")),
+    Row("NaN memory", three, fit(memory=float("nan")), VALUE, ("memory", "nan")),
+    Row("infinite memory", three, fit(memory=float("inf")), VALUE, ("memory", "inf")),
+    Row("memory of another kind", three, fit(memory=["4GB"]), TYPE, ("memory", "list", "4GB")),
+    Row("memory too small", three, fit(memory="2KB", structure="full"), VALUE, ("full", "35 parameters", "budget", "diagonal")),
+    Row("memory too small for anything", three, fit(memory="100B"), VALUE, ("diagonal", "budget", "last_layer")),
+    Row("scale of zero", three, fit(likelihood_scale=0.0), VALUE, ("likelihood_scale", "positive", "0.0")),
+    Row("negative scale", three, fit(likelihood_scale=-1), VALUE, ("likelihood_scale", "-1")),
+    Row("NaN scale", three, fit(likelihood_scale=float("nan")), VALUE, ("likelihood_scale", "nan")),
+    Row("two scales", three, fit(likelihood_scale=torch.ones(2)), VALUE, ("likelihood_scale", "one positive")),
+    Row("scale as text", three, fit(likelihood_scale="big"), TYPE, ("likelihood_scale", "str")),
+    Row("seed as generator", three, fit(generator=0), TYPE, ("generator", "torch.Generator", "int")),
+]  # fmt: skip
+
+PRIORS = [
+    Row("precision of zero", three, fit(prior=0.0), VALUE, ("positive", "'all'", "1/variance")),
+    Row("negative precision", three, fit(prior=-1), VALUE, ("positive", "-1")),
+    Row("NaN precision", three, fit(prior=float("nan")), VALUE, ("finite", "nan")),
+    Row("infinite precision", three, fit(prior=float("inf")), VALUE, ("finite", "inf")),
+    Row("precision as text", three, fit(prior="weak"), TYPE, ("prior", "lw.prior(model", "str")),
+    Row("precision as truth value", three, fit(prior=True), TYPE, ("prior", "bool")),
+    Row("precisions without groups", three, fit(prior=[1.0, 2.0]), TYPE, ("prior", "lw.prior(model", "list")),
+    Row("prior of a function", three, lambda m: lw.prior(m.forward), TYPE, ("nn.Module", "method")),
+    Row("unknown groups", three, lambda m: lw.prior(m, groups="layers"), VALUE, ("groups", 'Did you mean "layer"')),
+    Row("groups of another kind", three, lambda m: lw.prior(m, groups=2), TYPE, ("groups", "int")),
+    Row("wrong number of precisions", three, lambda m: lw.prior(m, [1.0, 2.0], groups="layer"), SHAPE, ("3 groups", "2 precisions", "0, 1, 4")),
+    Row("precisions as a matrix", three, lambda m: lw.prior(m, torch.ones(3, 3), groups="layer"), SHAPE, ("one per group", "(3, 3)")),
+    Row("one bad precision", three, lambda m: lw.prior(m, [1.0, -3.0, 2.0], groups="layer"), VALUE, ("'1'", "-3")),
+    Row("unknown group name", three, lambda m: lw.prior(m, {"0": 1.0, "1": 1.0, "head": 1.0, "4": 1.0}, groups="layer"), VALUE, ("'head'", "0, 1, 4")),
+    Row("missing group name", three, lambda m: lw.prior(m, {"0": 1.0, "1": 1.0}, groups="layer"), VALUE, ("'4'", "missing")),
+    Row("precision of a group as text", three, lambda m: lw.prior(m, {"0": "a", "1": 1.0, "4": 1.0}, groups="layer"), TYPE, ("precision", "numbers")),
+    Row("precision as text in lw.prior", three, lambda m: lw.prior(m, "weak"), TYPE, ("precision", "str")),
+    Row("prior of another model", three, lambda m: fit(prior=lw.prior(nn.Bilinear(2, 2, 3)))(m), VALUE, ("'0.weight'", "same model")),
+    Row("prior of a wider model", three, lambda m: fit(prior=lw.prior(nn.Sequential(nn.Linear(2, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Tanh(), nn.Linear(5, 3))))(m), SHAPE, ("'0.weight'", "(5, 2)", "(4, 2)")),
+    Row("prior of a frozen body", three, lambda m: classifier(m).with_prior(lw.prior(body_frozen())), VALUE, ("'0.weight'", "unfrozen")),
+    Row("mean of another length", three, lambda m: lw.prior(m, mean=torch.zeros(3)), SHAPE, ("mean", "35 values", "(3,)")),
+    Row("mean with a tensor of another shape", three, lambda m: lw.prior(m, mean={k: p[:1] for k, p in m.named_parameters()}), SHAPE, ("mean", "'0.weight'", "(1, 2)", "(4, 2)")),
+    Row("mean without a tensor", three, lambda m: lw.prior(m, mean={"0.weight": torch.zeros(4, 2)}), VALUE, ("mean", "'0.bias'")),
+    Row("NaN mean", three, lambda m: lw.prior(m, mean=float("nan")), VALUE, ("mean", "finite")),
+    Row("NaN in a named mean", three, lambda m: lw.prior(m, mean={k: p * float("nan") for k, p in m.named_parameters()}), VALUE, ("mean", "finite")),
+    Row("mean as text", three, lambda m: lw.prior(m, mean="zero"), TYPE, ("mean", "str")),
+    Row("prior of a frozen model", frozen, lambda m: lw.prior(m), VALUE, ("Nothing to infer",)),
+]  # fmt: skip
+
+POSTERIORS = [
+    Row("predict without a batch axis", three, lambda m: classifier(m).predict(torch.tensor(1.0)), TYPE, ("batch", "x[None]")),
+    Row("predict at nothing", three, lambda m: classifier(m).predict(X[:0]), VALUE, ("empty",)),
+    Row("predict at None", three, lambda m: classifier(m).predict(None), TYPE, ("NoneType",)),
+    Row("predict at NaN", three, lambda m: classifier(m).predict(spoilt(X, (1, 1), float("nan"))), VALUE, ("x:", "(1, 1)", "NaN")),
+    Row("predict at text", three, lambda m: classifier(m).predict(np.array([["a", "b"]])), TYPE, ("x:", "<U1", "encode")),
+    Row("predict with other features", three, lambda m: classifier(m).predict(real(N, 3)), MODEL, ("forward", "(6, 3)")),
+    Row("predict one datum as a vector", three, lambda m: classifier(m).predict(X[0]), MODEL, ("forward", "(2,)")),
+    Row("outputs overflow", computing(lambda f: f.exp()), lambda m: classifier(m).predict(1e4 * X), NUMBERS, ("outputs", "infinite", "scale of the inputs")),
+    Row("unknown predictive", three, lambda m: classifier(m).predict(X, predictive="bnnn"), VALUE, ("predictive", 'Did you mean "bnn"')),
+    Row("unknown link", three, lambda m: classifier(m).predict(X, link="probitt"), VALUE, ("link", 'Did you mean "probit"')),
+    Row("link of another kind", three, lambda m: classifier(m).predict(X, link=3), TYPE, ("link", "int")),
+    Row("quadrature for classes", three, lambda m: classifier(m).predict(X, link="quadrature"), STRUCTURE, ("one logit", "3 classes", '"mc"')),
+    Row("bridge for one logit", one, lambda m: binary(m).predict(X, link="bridge"), STRUCTURE, ("two or more", '"quadrature"')),
+    Row("no samples", three, lambda m: classifier(m).predict(X, n_samples=0), VALUE, ("n_samples", "at least one", "0")),
+    Row("half a sample", three, lambda m: classifier(m).predict(X, n_samples=1.5), TYPE, ("n_samples", "whole number", "float")),
+    Row("seed in predict", three, lambda m: classifier(m).predict(X, generator=1), TYPE, ("generator", "torch.Generator", "int")),
+    Row("interval above one", one, lambda m: regressor(m).predict(X).interval(1.5), VALUE, ("interval", "between 0 and 1", "1.5")),
+    Row("interval in per cent", one, lambda m: regressor(m).predict(X).interval(95), VALUE, ("between 0 and 1", "95")),
+    Row("score of other targets", one, lambda m: regressor(m).predict(X).log_prob(real(N, 2)), SHAPE, ("(6, 1)", "(6, 2)")),
+    Row("score of too few targets", three, lambda m: classifier(m).predict(X).log_prob(LABELS[:2]), SHAPE, ("(6,)", "(2,)")),
+    Row("score of bad labels", three, lambda m: classifier(m).predict(X).log_prob(LABELS + 1), VALUE, ("[0, 3)",)),
+    Row("outputs at NaN", three, lambda m: classifier(m).outputs(X * float("nan")), VALUE, ("x:", "NaN")),
+    Row("outputs with other features", three, lambda m: classifier(m).outputs(real(N, 3)).var, MODEL, ("forward", "(6, 3)")),
+    Row("joint outputs at nothing", three, lambda m: classifier(m).joint_outputs(X[:0]), VALUE, ("empty",)),
+    Row("function draws at text", three, lambda m: classifier(m).functions(2)("text"), TYPE, ("str",)),
+    Row("no functions", three, lambda m: classifier(m).functions(0), VALUE, ("at least 1", "0")),
+    Row("no weight samples", three, lambda m: classifier(m).sample(0), VALUE, ("at least 1", "0")),
+    Row("weight samples as text", three, lambda m: classifier(m).sample("many"), TYPE, ("whole number", "str")),
+    Row("covariance too large", big, lambda m: lw.fit(m, (X, real(N, 2000)), lw.Gaussian(0.5), structure="diag").covariance(), STRUCTURE, ("6000 × 6000", "5000", "marginal_variance")),
+    Row("another prior of zero", three, lambda m: classifier(m).with_prior(0.0), VALUE, ("positive", "0")),
+    Row("another prior as text", three, lambda m: classifier(m).with_prior("strong"), TYPE, ("prior", "str")),
+    Row("likelihood of another family", three, lambda m: classifier(m).with_likelihood(lw.Gaussian(0.5)), STRUCTURE, ("Categorical", "Gaussian", "new fit")),
+    Row("likelihood as a word", one, lambda m: regressor(m).with_likelihood("regression"), TYPE, ("with_likelihood", "str", "Gaussian(")),
+    Row("likelihood with other options", three, lambda m: classifier(m).with_likelihood(lw.Categorical(weight=[1.0, 2.0, 3.0])), STRUCTURE, ("options", "new fit")),
+    Row("noise split after the fit", two, lambda m: regressor(m).with_likelihood(lw.Gaussian([0.1, 0.2])), STRUCTURE, ("2 noise levels", "per_output=True")),
+    Row("another scale of zero", one, lambda m: regressor(m).with_likelihood(lw.Gaussian(0.5), likelihood_scale=0), VALUE, ("likelihood_scale", "0")),
+    Row("update with other labels", three, lambda m: classifier(m).updated([(X, LABELS), (X, LABELS + 1)]), VALUE, ("batch 1", "[0, 3)")),
+    Row("update with nothing", three, lambda m: classifier(m).updated([]), VALUE, ("no batch",)),
+    Row("update with a generator", three, lambda m: classifier(m).updated(b for b in TWO_BATCHES), TYPE, ("one-shot", "more_data")),
+    Row("update with other features", three, lambda m: classifier(m).updated((real(N, 3), LABELS)), MODEL, ("batch 0", "(6, 3)")),
+    Row("posterior changed by hand", three, lambda m: setattr(classifier(m), "prior", 1.0), AttributeError, ("prior",)),
+]  # fmt: skip
+
+TUNING = [
+    Row("tune a model", three, lambda m: lw.tune(m), TYPE, ("Posterior", "lw.fit", "Sequential")),
+    Row("unknown way to tune", three, lambda m: lw.tune(classifier(m), by="evidance"), VALUE, ("by", 'Did you mean "evidence"')),
+    Row("linear mode", three, lambda m: lw.tune(classifier(m), mode="linear"), STRUCTURE, ("linear", 'mode="network"')),
+    Row("unknown mode", three, lambda m: lw.tune(classifier(m), mode="lineer"), VALUE, ("mode", 'Did you mean "linear"')),
+    Row("validation without data", three, lambda m: lw.tune(classifier(m), by="validation"), VALUE, ("held-out", "validation=(X, Y)")),
+    Row("validation with other labels", three, lambda m: lw.tune(classifier(m), by="validation", validation=[(X, LABELS), (X, LABELS + 1)]), VALUE, ("validation", "batch 1", "[0, 3)")),
+    Row("validation with other features", three, lambda m: lw.tune(classifier(m), by="validation", validation=(real(N, 3), LABELS)), MODEL, ("validation", "batch 0", "(6, 3)")),
+    Row("validation of another length", three, lambda m: lw.tune(classifier(m), by="validation", validation=(X, LABELS[:2])), SHAPE, ("validation", "6", "2")),
+    Row("empty validation", three, lambda m: lw.tune(classifier(m), by="validation", validation=[]), VALUE, ("no batch",)),
+    Row("unknown groups to tune", three, lambda m: lw.tune(classifier(m), groups="tensors"), VALUE, ("groups", 'Did you mean "tensor"')),
+    Row("noise of an interpolating network", one, lambda m: interpolating(m), NUMBERS, ("estimate", "every training target", "noise_std=")),
+    Row("noise of too many parameters", one, lambda m: lw.tune(lw.fit(m, (X, real(N, 1)), "regression", prior=1e-6, likelihood_scale=0.1), by="fixed_point"), NUMBERS, ("noise", "effective parameters", "noise_std=")),
+]  # fmt: skip
+
+TABLE = MODELS + DATA + TARGETS + CONSTRUCTORS + WORDS + PRIORS + POSTERIORS + TUNING
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+def test_bad_input_is_refused_in_words_and_changes_nothing(row: Row) -> None:
+    model = row.model()
+    stir()
+    with untouched(model), pytest.raises(row.error) as caught:
+        row.call(model)
+    message = str(caught.value)
+    assert type(caught.value) is row.error or row.error is AttributeError
+    assert [word for word in row.words if word not in message] == [], message
+
+
+def test_the_table_is_long_enough_and_names_each_row_once() -> None:
+    assert len({row.name for row in TABLE}) == len(TABLE) >= 50
+
+
+@pytest.mark.parametrize("error", sorted({row.error for row in TABLE} - {AttributeError}, key=str))
+def test_every_error_is_ours_and_pythons(error: type[Exception]) -> None:
+    assert issubclass(error, lw.LapwingError)
+    assert issubclass(error, ValueError | TypeError | RuntimeError)
+
+
+def test_an_error_in_the_models_own_code_is_chained() -> None:
+    def broken(f: Tensor) -> Tensor:
+        raise KeyError("missing thing")
+
+    with pytest.raises(lw.ModelError, match=r"KeyError.*missing thing") as caught:
+        lw.fit(Computing(broken), (X, LABELS), "classification")
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_interrupts_pass_unchanged() -> None:
+    def interrupted(f: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lw.fit(Computing(interrupted), (X, LABELS), "classification")
+
+
+def test_an_unfitted_attribute_lists_what_there_is() -> None:
+    prediction = regressor(one()).predict(X)
+    with pytest.raises(AttributeError, match=r"no 'probs'.*interval.*mean"):
+        _ = prediction.probs
+
+
+def test_outputs_with_logits_are_read() -> None:
+    model = Computing(lambda f: SimpleNamespace(logits=f, loss=None))
+    assert classifier(model).predict(X).probs.shape == (N, 3)

@@ -1,0 +1,141 @@
+"""The algebra every structure must obey, against the dense matrix it stands for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lapwing.operators import GroupedDiagonal
+from makers import MAKERS, jacobian, randn
+from oracle import assert_close
+
+pytestmark = pytest.mark.parametrize("seed", [0, 1])
+over_makers = pytest.mark.parametrize("make", MAKERS, ids=lambda m: m.__name__)
+EYE = torch.eye(12, dtype=torch.float64)
+
+
+def gen(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(100 + seed)
+
+
+@over_makers
+def test_to_dense_and_mv(make, seed: int) -> None:
+    H, H_dense, P0 = make(seed)
+    v = randn(2, 3, 12, g=gen(seed))
+    assert_close(H.to_dense(), H_dense)
+    assert_close(H.mv(v), v @ H_dense)
+    assert_close(H.diagonal(), H_dense.diagonal())
+    P = H_dense + P0.diagonal.diag()
+    assert_close(H.plus(P0).to_dense(), P)
+    assert_close(H.plus(P0).mv(v), v @ P)
+
+
+@over_makers
+def test_spectrum_holds_every_nonzero_eigenvalue(make, seed: int) -> None:
+    H, H_dense, _ = make(seed)
+    true = torch.linalg.eigvalsh(H_dense)
+    found = torch.zeros_like(true)
+    spectrum = H.spectrum().sort().values
+    found[len(true) - len(spectrum) :] = spectrum
+    assert_close(found, true.clamp(min=0), rtol=1e-12)
+
+
+@over_makers
+def test_solve_and_inverse_diagonal(make, seed: int) -> None:
+    H, H_dense, P0 = make(seed)
+    Sigma = torch.linalg.inv(H_dense + P0.diagonal.diag())
+    v = randn(2, 3, 12, g=gen(seed))
+    assert_close(H.plus(P0).solve(v), v @ Sigma)
+    assert_close(H.plus(P0).solve(H.plus(P0).mv(v)), v)
+    assert_close(H.plus(P0).inv_diagonal(), Sigma.diagonal())
+
+
+@over_makers
+def test_half_solve_is_a_root_of_the_inverse(make, seed: int) -> None:
+    H, H_dense, P0 = make(seed)
+    P = H_dense + torch.diag(P0.diagonal)
+    R = H.plus(P0).half_solve(EYE).T
+    assert_close(R @ R.T, torch.linalg.inv(P))
+
+
+@over_makers
+def test_logdet(make, seed: int) -> None:
+    H, H_dense, P0 = make(seed)
+    assert_close(H.plus(P0).logdet(), torch.linalg.slogdet(H_dense + P0.diagonal.diag()).logabsdet)
+
+
+@over_makers
+@pytest.mark.parametrize("positions", [1, 3])
+def test_quadratic_forms(make, positions: int, seed: int) -> None:
+    H, H_dense, P0 = make(seed)
+    rows, J = jacobian(4, 2, gen(seed), positions)
+    Sigma = torch.linalg.inv(H_dense + P0.diagonal.diag())
+    cov = J @ Sigma @ J.mT
+    flat = J.reshape(-1, 12)
+    P = H.plus(P0)
+    assert_close(P.inv_quad(rows), cov)
+    assert_close(P.inv_quad_diagonal(rows), cov.diagonal(dim1=-2, dim2=-1))
+    assert_close(P.inv_gram(rows), flat @ Sigma @ flat.T)
+
+
+@over_makers
+def test_scaled_and_mixed(make, seed: int) -> None:
+    H, H_dense, P0 = make(seed)
+    other, other_dense, _ = make(seed + 10)
+    c = torch.tensor(2.5, dtype=torch.float64)
+    assert_close(H.scaled(c).to_dense(), 2.5 * H_dense)
+    assert_close(H.scaled(c).spectrum().sum(), 2.5 * H_dense.trace())
+    scales = torch.tensor([0.5, 3.0], dtype=torch.float64)
+    both = H.mixed([other], scales)
+    assert_close(both.to_dense(), 0.5 * H_dense + 3 * other_dense)
+    assert_close(both.plus(P0).logdet(), torch.linalg.slogdet(0.5 * H_dense + 3 * other_dense + P0.diagonal.diag())[1])
+
+
+@over_makers
+def test_gradients_in_prior_and_scale(make, seed: int) -> None:
+    """logdet, solve and inv_quad differentiate in δ and c as the dense formulas do."""
+    H, H_dense, P0 = make(seed)
+    rows, J = jacobian(2, 2, gen(seed))
+    v = randn(12, g=gen(seed))
+
+    def ours(delta, c):
+        P = H.scaled(c).plus(GroupedDiagonal(delta, P0.index))
+        return P.logdet() + P.solve(v).sum() + P.inv_quad(rows).sum()
+
+    def dense(delta, c):
+        P = c * H_dense + delta[P0.index].diag()
+        Sigma = torch.linalg.inv(P)
+        return torch.logdet(P) + (Sigma @ v).sum() + (J @ Sigma @ J.mT).sum()
+
+    point = (P0.values.clone().requires_grad_(), torch.tensor(1.3, dtype=torch.float64, requires_grad=True))
+    for mine, true in zip(torch.autograd.grad(ours(*point), point), torch.autograd.grad(dense(*point), point)):
+        assert_close(mine, true, rtol=1e-9)
+
+
+@pytest.mark.parametrize("positions", [1, 3])
+def test_rows(positions: int, seed: int) -> None:
+    rows, J = jacobian(4, 2, gen(seed), positions)
+    more, K = jacobian(3, 2, gen(seed + 5), positions)
+    w = torch.rand(12, generator=gen(seed), dtype=torch.float64)
+    v = randn(5, 12, g=gen(seed))
+    assert_close(rows.dense(), J)
+    assert_close(rows.mv(v), torch.einsum("ncp,sp->snc", J, v))
+    assert_close(rows.quad(w), (J * w) @ J.mT)
+    assert_close(rows.quad_diagonal(w), (J**2 * w).sum(-1))
+    assert_close(rows.sum_squares(), (J**2).sum((0, 1)))
+    for index in (torch.zeros(12, dtype=torch.long), torch.tensor([0] * 6 + [1] * 6), torch.arange(12)):
+        D = GroupedDiagonal(w[: int(index.max()) + 1], index)
+        assert_close(rows.cross(more, D), (J.reshape(-1, 12) * D.diagonal) @ K.reshape(-1, 12).T)
+    assert_close(rows.concatenated([more]).dense(), torch.cat([J, K]))
+    assert_close(rows.columns(slice(0, 8)).dense(), J[..., :8])
+    assert_close(rows.columns(slice(8, 12)).dense(), J[..., 8:])
+    assert_close(rows.single_rows().dense(), J.reshape(-1, 1, 12))
+    assert_close(rows.outputs_at(torch.tensor([1])).dense(), J[:, [1]])
+
+
+def test_rows_with_other_numbers_of_positions_stack(seed: int) -> None:
+    rows, J = jacobian(2, 2, gen(seed), 3)
+    more, K = jacobian(3, 2, gen(seed), 1)
+    assert_close(rows.concatenated([more]).dense(), torch.cat([J, K]))
+    assert_close(more.concatenated([rows]).dense(), torch.cat([K, J]))
+    assert_close(more.concatenated([rows]).sum_squares(), (torch.cat([K, J]) ** 2).sum((0, 1)))
