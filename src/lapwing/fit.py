@@ -19,9 +19,10 @@ from lapwing.posterior import Posterior
 from lapwing.priors import GaussianPrior
 from lapwing.probe import linearise
 from lapwing.sampling import seeded
-from lapwing.sandbox import random_state_kept
+from lapwing.sandbox import plain_tensors, random_state_kept
 
 
+@plain_tensors()
 def fit(
     model: nn.Module,
     data: Any,
@@ -66,6 +67,7 @@ def fit(
     return Posterior(linearised, family, estimate, resolved_prior, plan.structure, kind, scale, plan.chunk_floats)
 
 
+@plain_tensors()
 def tune(
     posterior: Posterior,
     data: Any = None,
@@ -105,6 +107,7 @@ def tune(
         return tuning.search_validation(posterior, held_out, noise=noise, progress=progress)
 
 
+@plain_tensors()
 def prior(model: nn.Module, precision: Any = 1.0, groups: str = "one", mean: Any = 0.0) -> GaussianPrior:
     """N(mean, 1/precision) over the model's trainable weights, with one precision per group.
 
@@ -149,5 +152,5 @@ def _warn_of_dropped(batches: Batches, seen: int) -> None:
         warnings.warn(
             f"The loader has drop_last=True and left out {dropped} data; the posterior counts the {seen} it saw. "
             "Use drop_last=False for fitting.",
-            stacklevel=3,
+            stacklevel=4,  # the caller of fit: this function, fit and its decorator stand between
         )

@@ -104,7 +104,7 @@ def trainable(model: nn.Module) -> ParamLayout:
             raise InputError(
                 f"Parameter '{name}' has dtype {p.dtype}; only real floating-point parameters can be inferred."
             )
-        if not bool(torch.isfinite(p).all()):
+        if not bool(torch.isfinite(p.detach()).all()):
             raise InputError(f"Parameter '{name}' holds NaN or infinite values; the model must be trained and finite.")
     return ParamLayout(tuple(name for name, _ in chosen), tuple(tuple(p.shape) for _, p in chosen))
 

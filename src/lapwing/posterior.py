@@ -23,7 +23,7 @@ from lapwing.params import ParamLayout
 from lapwing.predictive import Frame, Prediction, WeightGaussian
 from lapwing.priors import GaussianPrior
 from lapwing.sampling import counted, seeded, weight_deviations
-from lapwing.sandbox import random_state_kept
+from lapwing.sandbox import plain_tensors, random_state_kept
 
 _MAX_COVARIANCE = 5_000
 
@@ -43,14 +43,17 @@ class Outputs:
     x: ModelInput
 
     @cached_property
+    @plain_tensors()
     def mean(self) -> Tensor:
         return self.posterior._shaped(self.posterior.linearised.outputs(self.x))
 
     @cached_property
+    @plain_tensors()
     def var(self) -> Tensor:
         return self.posterior._shaped(predictive.pushforward_marginal(self.posterior.weights, self.x))
 
     @cached_property
+    @plain_tensors()
     def cov(self) -> Float[Tensor, "n k k"]:
         return predictive.pushforward(self.posterior.weights, self.x)[1].to(self.posterior.dtype)
 
@@ -65,6 +68,7 @@ class FunctionDraws:
     posterior: Posterior
     deviations: Float[Tensor, "s p"]
 
+    @plain_tensors()
     def __call__(self, x: Any) -> Tensor:
         """(n_draws, B, …) outputs."""
         draws = predictive.linear_draws(self.posterior.weights, as_input(x), self.deviations)
@@ -129,14 +133,17 @@ class Posterior:
     def precision(self) -> Precision:
         return self.curvature.plus(self.prior.P0)
 
+    @plain_tensors()
     def sample(self, n: int, generator: torch.Generator | None = None) -> Float[Tensor, "n p"]:
         """Draws of the weights. Without a generator, the same draws at every call."""
         deviations = weight_deviations(self.precision, n, generator=seeded(generator))
         return (self.linearised.theta + deviations).to(self.dtype)
 
+    @plain_tensors()
     def marginal_variance(self) -> Float[Tensor, " p"]:
         return self.precision.inv_diagonal().to(self.dtype)
 
+    @plain_tensors()
     def covariance(self) -> Float[Tensor, "p p"]:
         """P⁻¹, for small P."""
         if self.layout.p > _MAX_COVARIANCE:
@@ -152,15 +159,18 @@ class Posterior:
         """Mean and (co)variance of the network's outputs, without observation noise."""
         return Outputs(self, as_input(x))
 
+    @plain_tensors()
     def joint_outputs(self, x: Any) -> JointOutputs:
         """The Gaussian across all inputs: mean (B·K,), cov (B·K, B·K)."""
         mean, cov = predictive.pushforward_joint(self.weights, as_input(x))
         return JointOutputs(mean.to(self.dtype), cov.to(self.dtype))
 
+    @plain_tensors()
     def functions(self, n: int, generator: torch.Generator | None = None) -> FunctionDraws:
         """n draws of the linearised function. Without a generator, the same draws at every call."""
         return FunctionDraws(self, weight_deviations(self.precision, n, generator=seeded(generator)))
 
+    @plain_tensors()
     def predict(
         self,
         x: Any,
@@ -187,6 +197,7 @@ class Posterior:
 
     # --- evidence --------------------------------------------------------------------------------
 
+    @plain_tensors()
     def log_lik(self) -> Scalar:
         """κ Σ log p(y | f(x; θ*))."""
         return self.likelihood_scale * self.likelihood.log_lik(self.estimate.statistics.likelihood)
@@ -195,20 +206,24 @@ class Posterior:
         """log p(D) by Laplace; differentiable in the prior precisions, the noise and the likelihood scale."""
         return self.evidence().total
 
+    @plain_tensors()
     def evidence(self) -> evidence.Evidence:
         """The evidence with its three terms apart."""
         return evidence.log_evidence(self.log_lik(), self.precision, self.prior, self.linearised.theta)
 
+    @plain_tensors()
     def effective_dimension(self) -> Float[Tensor, " g"]:
         """γ per prior group: how many parameters the data determine."""
         return evidence.effective_dimension(self.curvature, self.prior)
 
     # --- other posteriors on the same curvature ------------------------------------------------------
 
+    @plain_tensors()
     def with_prior(self, prior: Any) -> Posterior:
         """The same curvature under another prior: a precision, or lw.prior(model, ...)."""
         return replace(self, prior=registry.prior(prior, self.layout).on(self.linearised.network.device))
 
+    @plain_tensors()
     def with_likelihood(self, likelihood: Likelihood, *, likelihood_scale: Any = None) -> Posterior:
         """The same curvature at another noise level or likelihood scale."""
         if not isinstance(likelihood, Likelihood):
@@ -228,6 +243,7 @@ class Posterior:
         scale = self.likelihood_scale if likelihood_scale is None else registry.likelihood_scale(likelihood_scale)
         return replace(self, likelihood=likelihood, likelihood_scale=scale)
 
+    @plain_tensors()
     def updated(self, more_data: Any, *, progress: bool | None = None) -> Posterior:
         """The posterior after more data: their curvature and statistics are added at the same weights.
 
@@ -251,13 +267,14 @@ class Posterior:
             return likelihood.estimate(self.estimate.statistics.likelihood)
         if len(likelihood.resolved()) != len(self.estimate.parts):
             raise StructureError(
-                f"with_likelihood: {len(likelihood.resolved())} noise levels were given, but the curvature was summed for "
-                f"{len(self.estimate.parts)}. Fit with Gaussian(per_output=True) to keep outputs apart."
+                f"with_likelihood: {len(likelihood.resolved())} noise levels were given, but the curvature was summed "
+                f"for {len(self.estimate.parts)}. Fit with Gaussian(per_output=True) to keep outputs apart."
             )
         return likelihood
 
     # --- diagnosis ---------------------------------------------------------------------------------
 
+    @plain_tensors()
     def diagnose(self) -> Diagnosis:
         """What may be wrong, each with a word of advice."""
         return Diagnosis(tuple(self._findings()))

@@ -2,7 +2,8 @@
 
 Inside `borrowed(model)` the model is in eval mode, its fused inference paths are off (they skip submodules and
 fill padding differently), gradients are on, and only one thread uses it. Afterwards every module has the
-attributes, hooks and modes it had, and the global random states are what they were.
+attributes, hooks and modes it had, and the global random states are what they were. What a forward pass does
+outside its modules (a file it writes, a list a hook keeps elsewhere) cannot be undone.
 """
 
 from __future__ import annotations
@@ -29,11 +30,45 @@ def borrowed(model: nn.Module) -> Iterator[None]:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.autocast("cpu", enabled=False))
-        stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
-        torch.backends.mha.set_fastpath_enabled(False)
+        stack.enter_context(_fast_path.off())
         for module in model.modules():
             module.training = False
         yield
+
+
+@contextmanager
+def plain_tensors() -> Iterator[None]:
+    """Inside `torch.inference_mode`, make tensors that autograd can use later on; elsewhere change nothing."""
+    with ExitStack() as stack:
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.no_grad())
+        yield
+
+
+class _FastPath:
+    """The process-wide switch of fused attention: the first borrower turns it off, the last one back."""
+
+    def __init__(self) -> None:
+        self.guard, self.borrowers, self.before = threading.Lock(), 0, True
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        with self.guard:
+            if not self.borrowers:
+                self.before = torch.backends.mha.get_fastpath_enabled()
+                torch.backends.mha.set_fastpath_enabled(False)
+            self.borrowers += 1
+        try:
+            yield
+        finally:
+            with self.guard:
+                self.borrowers -= 1
+                if not self.borrowers:
+                    torch.backends.mha.set_fastpath_enabled(self.before)
+
+
+_fast_path = _FastPath()
 
 
 @contextmanager
@@ -69,26 +104,43 @@ def install(model: nn.Module, tensors: Mapping[str, Tensor], aliases: Mapping[st
 
 @contextmanager
 def _attributes_kept(model: nn.Module) -> Iterator[None]:
-    # Shallow copies of every module's attributes, and of the dictionaries among them (hooks, buffers, children):
+    # Shallow copies of every module's attributes, and of the containers among them (hooks, buffers, children, logs):
     # old-style weight_norm, caches and counters all write there during a forward pass.
-    saved: list[tuple[nn.Module, dict[str, Any], dict[str, dict[Any, Any]]]] = []
+    saved: list[tuple[nn.Module, dict[str, Any], list[tuple[Any, list[Any]]]]] = []
     for module in model.modules():
         attributes = dict(module.__dict__)
-        saved.append((module, attributes, {k: dict(v) for k, v in attributes.items() if isinstance(v, dict)}))
+        containers = [(v, _items(v)) for v in attributes.values() if isinstance(v, dict | list | set)]
+        saved.append((module, attributes, containers))
     try:
         yield
     finally:
-        for module, attributes, dictionaries in saved:
+        for module, attributes, containers in saved:
             module.__dict__.clear()
             module.__dict__.update(attributes)
-            for key, content in dictionaries.items():
-                if not _same(attributes[key], content):
-                    attributes[key].clear()
-                    attributes[key].update(content)
+            for container, content in containers:
+                if container or content:  # most are hooks, and there are none
+                    _refill(container, content)
 
 
-def _same(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
-    return list(now) == list(before) and all(now[key] is before[key] for key in before)
+def _items(container: Any) -> list[Any]:
+    return list(container.items()) if isinstance(container, dict) else list(container)
+
+
+def _refill(container: Any, content: list[Any]) -> None:
+    """Put the content back if it has changed."""
+    now = _items(container)
+    pairs = zip(now, content, strict=False)
+    if isinstance(container, dict):
+        same = all(k is old_k and v is old_v for (k, v), (old_k, old_v) in pairs)
+    else:
+        same = all(a is b for a, b in pairs)
+    if same and len(now) == len(content):
+        return
+    container.clear()
+    if isinstance(container, list):
+        container.extend(content)
+    else:
+        container.update(content)
 
 
 def _lock_of(model: nn.Module) -> threading.RLock:

@@ -195,7 +195,7 @@ def iterate_fixed_point(posterior: Posterior, *, noise: bool, max_steps: int = 1
         warnings.warn(
             f"The fixed-point updates still moved by {change:.2g} (relative) after {max_steps} steps; "
             'by="evidence" converges faster.',
-            stacklevel=3,
+            stacklevel=4,
         )
     return replace(current, history=(*posterior.history, *steps))
 
@@ -245,9 +245,9 @@ def search_validation(
     if best in (0, len(GRID) - 1):
         steps[best] = replace(steps[best], note="validation: the optimum lies on the edge of the grid")
         warnings.warn(
-            f"The best held-out NLL lies on the edge of the grid (precisions × {float(GRID[best]):g}); the true optimum "
-            "is beyond it. Call tune again from this posterior.",
-            stacklevel=3,
+            f"The best held-out NLL lies on the edge of the grid (precisions × {float(GRID[best]):g}); the true "
+            "optimum is beyond it. Call tune again from this posterior.",
+            stacklevel=4,
         )
     return replace(candidates[best][1], history=(*posterior.history, *steps))
 

@@ -23,7 +23,7 @@ def as_tensor(y: object, *, likelihood: str) -> Tensor:
         raise InputTypeError(
             f"{likelihood} needs real targets, but {tensor.dtype} came. Pass y.real, or model both parts."
         )
-    return tensor
+    return tensor.clone() if tensor.is_inference() else tensor  # autograd refuses tensors of inference mode
 
 
 def in_shape(y: Tensor, expected: tuple[int, ...], *, likelihood: str, meaning: str, advice: str = "") -> Tensor:

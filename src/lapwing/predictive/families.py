@@ -132,7 +132,7 @@ def _normal_mixture(
         shaped(means.mean(0)),
         shaped(means.var(0, correction=0)),  # divided by S, so that the two parts add up to the total exactly
         shaped((stds**2).mean(0)),
-        _equal_mixture(td.Normal(_components(shaped, means), _components(shaped, stds), validate_args=False)),
+        _normal_components(means, stds, frame, shaped),
         lambda level: shaped(mixture_quantile(means, stds, level)),
         log_density,
     )
@@ -276,6 +276,15 @@ def _components(shaped: Callable[[Tensor], Tensor], v: Tensor) -> Tensor:
     return torch.stack([shaped(each) for each in v], dim=-1)
 
 
-def _equal_mixture(components: td.Distribution) -> td.Distribution:
-    logits = torch.zeros(components.batch_shape, dtype=torch.float32)
-    return td.MixtureSameFamily(td.Categorical(logits=logits, validate_args=False), components, validate_args=False)
+def _normal_components(
+    means: Tensor, stds: Tensor, frame: Frame, shaped: Callable[[Tensor], Tensor]
+) -> td.Distribution:
+    """The mixture as an object. Several outputs of a term share the draw, so together they are one event."""
+    if means.shape[-1] == 1:
+        each: td.Distribution = td.Normal(_components(shaped, means), _components(shaped, stds), validate_args=False)
+    else:
+        shape = (*means.shape[:2], *frame.sites.site_shape, frame.sites.c)
+        loc, scale = (v.reshape(shape).movedim(0, -2).to(frame.dtype) for v in (means, stds))
+        each = td.Independent(td.Normal(loc, scale, validate_args=False), 1, validate_args=False)
+    equal = torch.zeros(each.batch_shape, dtype=frame.dtype, device=means.device)
+    return td.MixtureSameFamily(td.Categorical(logits=equal, validate_args=False), each, validate_args=False)

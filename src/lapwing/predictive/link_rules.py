@@ -29,7 +29,7 @@ class Link(ABC):
 
 @dataclass(frozen=True)
 class Default(Link):
-    """What measures best: quadrature for one logit, quasi-Monte Carlo draws for classes. Both converge to the integral."""
+    """What measures best: quadrature for one logit, quasi-Monte Carlo draws for classes; both converge."""
 
     def categorical(self, m: Tensor, cov: Tensor, draws: Tensor) -> Float[Tensor, "n t c"]:
         return log_mean_softmax(draws)
@@ -56,7 +56,8 @@ class Quadrature(Link):
 
     def categorical(self, m: Tensor, cov: Tensor, draws: Tensor) -> Float[Tensor, "n t c"]:
         raise StructureError(
-            f'link="quadrature" integrates over one logit, but the model has {m.shape[-1]} classes. Use "mc" or "pairwise".'
+            f'link="quadrature" integrates over one logit, but the model has {m.shape[-1]} classes. '
+            'Use "mc" or "pairwise".'
         )
 
     def binary(self, m: Tensor, v: Tensor, *, n_draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
