@@ -1,4 +1,4 @@
-"""One factory per operator: the operator, the dense matrix it stands for, and a prior diagonal. All laws run over all."""
+"""One factory per operator: the operator, the dense matrix it stands for, and a prior diagonal."""
 
 from __future__ import annotations
 

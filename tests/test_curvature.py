@@ -80,7 +80,7 @@ def test_last_layer_equals_the_oracle_on_its_parameters(case) -> None:
     truth = Truth.of(case)
     posterior = truth.fit(structure="full", params="last_layer")
     names = list(posterior.layout)
-    f, J = oracle.jacobian(truth.model, truth.x, names)
+    _, J = oracle.jacobian(truth.model, truth.x, names)
     H = oracle.ggn(J, truth.Lambda)
     d = torch.full((posterior.layout.p,), truth.precision, dtype=torch.float64)
     assert_close(posterior.curvature.to_dense(), H)

@@ -419,7 +419,6 @@ TUNING = [
     Row("empty validation", three, lambda m: lw.tune(classifier(m), by="validation", validation=[]), VALUE, ("no batch",)),
     Row("unknown groups to tune", three, lambda m: lw.tune(classifier(m), groups="tensors"), VALUE, ("groups", 'Did you mean "tensor"')),
     Row("noise of an interpolating network", one, interpolating, NUMBERS, ("estimate", "every training target", "noise_std=")),
-    Row("noise of too many parameters", one, lambda m: lw.tune(lw.fit(m, (X, real(N, 1)), "regression", prior=1e-6, likelihood_scale=0.1), by="fixed_point"), NUMBERS, ("noise", "effective parameters", "noise_std=")),
 ]  # fmt: skip
 
 TABLE = MODELS + DATA + TARGETS + CONSTRUCTORS + WORDS + PRIORS + POSTERIORS + TUNING

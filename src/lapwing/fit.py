@@ -81,8 +81,9 @@ def tune(
 ) -> Posterior:
     """Choose prior precisions, and a Gaussian noise that was left to be estimated; a new posterior.
 
-    `by`: "evidence" (gradients), "fixed_point" (MacKay) or "validation" (a grid on held-out NLL). The curvature is
-    reused, so no pass over the training data is made.
+    `by`: "evidence" (gradients), "fixed_point" (MacKay) or "validation" (a grid on held-out NLL). Given with one of the
+    first two, `validation` lets the evidence find the relative precisions and held-out NLL their common scale and the
+    noise. The curvature is reused, so no pass over the training data is made.
     """
     if not isinstance(posterior, Posterior):
         raise InputTypeError(f"tune: expected a Posterior from lw.fit, got {type(posterior).__name__}.")
@@ -93,18 +94,17 @@ def tune(
         )
     if groups is not None:
         posterior = posterior.with_prior(_regrouped(posterior.prior, groups))
-    method = registry.choose(
-        "by", by, {"evidence": "evidence", "fixed_point": "fixed_point", "validation": "validation"}
-    )
-    if method == "evidence":
-        return tuning.maximise_evidence(posterior, noise=noise)
-    if method == "fixed_point":
-        return tuning.iterate_fixed_point(posterior, noise=noise)
-    if validation is None:
+    by_evidence = {"evidence": tuning.maximise_evidence, "fixed_point": tuning.iterate_fixed_point}
+    method = registry.choose("by", by, {**by_evidence, "validation": None})
+    if method is not None:
+        posterior = method(posterior, noise=noise)
+    if validation is not None:
+        with random_state_kept():
+            held_out = as_batches(validation, "validation")
+            return tuning.search_validation(posterior, held_out, noise=noise, progress=progress)
+    if method is None:
         raise InputError('tune(by="validation") needs held-out data: validation=(X, Y) or a loader.')
-    with random_state_kept():
-        held_out = as_batches(validation, "validation")
-        return tuning.search_validation(posterior, held_out, noise=noise, progress=progress)
+    return posterior
 
 
 @plain_tensors()

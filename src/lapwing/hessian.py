@@ -60,8 +60,8 @@ class ExactHessian:
         if self.smallest_eigenvalue <= 0:
             raise NumericalError(
                 f"H + P₀ has {self.n_negative} negative eigenvalues, the smallest {self.smallest_eigenvalue:.4g}: the "
-                "weights are not at a minimum, and the exact Hessian is no precision matrix there. Use the Gauss–Newton "
-                "posterior from lw.fit, train further, or raise the prior precision."
+                "weights are not at a minimum, and the exact Hessian is no precision matrix there. Use the "
+                "Gauss–Newton posterior from lw.fit, train further, or raise the prior precision."
             )
         scales = self.posterior.part_scales
         if len(scales) > 1:

@@ -32,6 +32,11 @@ class Block(ABC):
     def parts(self) -> tuple[Float[Tensor, "n c _"], ...]:
         """The dense columns, one array per slice."""
 
+    @property
+    def row_floats(self) -> int:
+        """Numbers that one row takes while it is contracted."""
+        return sum(s.stop - s.start for s in self.slices)
+
     @abstractmethod
     def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]: ...
 
@@ -119,6 +124,12 @@ class LinearBlock(Block):
     @property
     def slices(self) -> tuple[slice, ...]:
         return tuple(s for s in (self.weight, self.bias) if s is not None)
+
+    @property
+    def row_floats(self) -> int:
+        if not self._one_position:
+            return super().row_floats
+        return self.a.shape[2] + self.g.shape[3]
 
     def parts(self) -> tuple[Float[Tensor, "n c _"], ...]:
         dense = []

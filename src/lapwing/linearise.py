@@ -106,6 +106,7 @@ class Linearised:
     datum_shape: tuple[int, ...]
     ruled: Mapping[str, nn.Module]  # modules whose blocks come from captured factors
     vectorised: bool  # whether torch.func can batch the rows of the other tensors
+    row_floats: int  # numbers that one row of J takes, factored where it stays factored
 
     @property
     def k(self) -> int:
@@ -129,12 +130,15 @@ class Linearised:
 
     def outputs(self, x: ModelInput) -> Float[Tensor, "n k"]:
         """f(x; θ*)."""
-        return self.outputs_at(x, {})
-
-    def outputs_at(self, x: ModelInput, replaced: Mapping[str, Tensor]) -> Float[Tensor, "n k"]:
-        """f(x; θ) with some parameter tensors replaced: the network itself, not its linearisation."""
         with borrowed(self.network.model), torch.no_grad():
-            return self._flat(self.network(self.network.placed(x), replaced), x.n)
+            return self._flat(self.network(self.network.placed(x), {}), x.n)
+
+    def outputs_at(self, x: ModelInput, thetas: Float[Tensor, "s p"]) -> Float[Tensor, "s n k"]:
+        """f(x; θ_s): the network itself at other weights, not its linearisation."""
+        placed = self.network.placed(x)
+        with borrowed(self.network.model), torch.no_grad():
+            draws = [self._flat(self.network(placed, self.tensors_at(theta)), x.n) for theta in thetas]
+        return torch.stack(draws)
 
     @contextmanager
     def trace(self, x: ModelInput) -> Iterator[Trace]:

@@ -295,7 +295,7 @@ class Posterior:
 
     @cached_property
     def weights(self) -> WeightGaussian:
-        row = self.structure.row_floats(self.layout, self.layout.p)
+        row = self.structure.row_floats(self.layout, self.linearised.row_floats)
         return WeightGaussian(self.linearised, self.precision, max(1, self.chunk_floats // row))
 
     def _shaped(self, f: Float[Tensor, "n k"]) -> Tensor:

@@ -16,6 +16,7 @@ from torch import nn
 from lapwing._types import Tensor
 from lapwing.data import ModelInput
 from lapwing.errors import InputError, ModelError
+from lapwing.jacobian import Block
 from lapwing.layers import Calls, linear_blocks, ruled_modules
 from lapwing.linearise import Linearised, Network, check_outputs, looped_rows, vectorised_rows
 from lapwing.params import ParamLayout, of_module
@@ -31,15 +32,16 @@ def linearise(model: nn.Module, choose: LayoutChoice, x: ModelInput) -> Linearis
     layout = choose(model, x)
     network = Network.of(model)
     few = network.placed(x.rows(torch.arange(_N) % x.n))
-    plain = Linearised(network, layout, _datum_shape(network, few), {}, vectorised=False)
+    plain = Linearised(network, layout, _datum_shape(network, few), {}, vectorised=False, row_floats=layout.p)
     _check_rows_independent(plain, few)
     with borrowed(model):
         shifted = _shifted(plain)
         truth, cotangents = _true_rows(shifted, few)
-        ruled = _agreeing(shifted, few, cotangents, truth)
-        with_rules = replace(shifted, ruled=ruled)
+        blocks = _agreeing_blocks(shifted, few, cotangents, truth)
+        with_rules = replace(shifted, ruled={path: model.get_submodule(path) for path in blocks})
         vectorised = bool(with_rules.rest.names) and _vectorised_agrees(with_rules, few, cotangents, truth)
-    return replace(plain, ruled=ruled, vectorised=vectorised)
+    row_floats = with_rules.rest.p + sum(block.row_floats for block in blocks.values())
+    return replace(plain, ruled=with_rules.ruled, vectorised=vectorised, row_floats=row_floats)
 
 
 def last_layer(model: nn.Module, x: ModelInput) -> ParamLayout:
@@ -109,21 +111,19 @@ def _true_rows(linearised: Linearised, few: ModelInput) -> tuple[dict[str, Tenso
     return looped_rows(linearised, few, leaves, cotangents), cotangents
 
 
-def _agreeing(
+def _agreeing_blocks(
     linearised: Linearised, few: ModelInput, cotangents: Tensor, truth: dict[str, Tensor]
-) -> dict[str, nn.Module]:
-    """The modules whose captured factors reproduce the true rows of every datum."""
+) -> dict[str, Block]:
+    """By module path, the captured factors that reproduce the true rows of every datum."""
     candidates = ruled_modules(linearised.network.model, linearised.layout)
     with replace(linearised, ruled=candidates).trace(few) as trace:
         usable = {path: calls for path, calls in trace.calls.items() if _divides(calls, few.n)}
         blocks = linear_blocks(usable, linearised.layout, trace.f, cotangents)
+    names = linearised.layout.modules
     return {
-        path: candidates[path]
+        path: block
         for path, block in blocks.items()
-        if all(
-            _close(part, _flat(truth[name]))
-            for name, part in zip(linearised.layout.modules[path], block.parts(), strict=True)
-        )
+        if all(_close(part, _flat(truth[n])) for n, part in zip(names[path], block.parts(), strict=True))
     }
 
 

@@ -149,6 +149,6 @@ def likelihood_scale(value: Any) -> torch.Tensor:
         scale = torch.as_tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
         raise InputTypeError(f"likelihood_scale: expected one positive number, got {type(value).__name__}.") from None
-    if scale.ndim or not bool(torch.isfinite(scale)) or float(scale) <= 0:
+    if scale.ndim or not bool(torch.isfinite(scale)) or float(scale.detach()) <= 0:
         raise InputError(f"likelihood_scale: expected one positive, finite number, got {value!r}.")
     return scale

@@ -15,7 +15,7 @@ from lapwing._types import Float, Scalar, Tensor
 from lapwing.curvature import Exact, Sampled
 from lapwing.data import Batches, ModelInput
 from lapwing.diagnosis import PRECISION_BOUNDS
-from lapwing.errors import NumericalError, located
+from lapwing.errors import located
 from lapwing.jacobian import Jacobian
 from lapwing.likelihoods import Gaussian
 from lapwing.observations import encode_batch
@@ -206,12 +206,8 @@ def _fixed_point_noise(posterior: Posterior) -> Float[Tensor, " g"]:
     scales = posterior.part_scales.detach()
     gamma = evidence.effective_dimension_of_parts(posterior.curvature_at, scales, posterior.prior)
     left = kappa * count - gamma
-    if bool((left <= 0).any()):
-        raise NumericalError(
-            f"The noise cannot be estimated: the network uses {float(gamma.max()):.4g} effective parameters for "
-            f"{float(count.min()):.4g} targets. Fix it with Gaussian(noise_std=...), or use a stronger prior."
-        )
-    return (kappa * sse / left).sqrt()
+    # More effective parameters than targets: the noise is far too small for the update to mean anything yet.
+    return torch.where(left > 0, (kappa * sse / left.clamp(min=1e-300)).sqrt(), 2 * _noise(posterior))
 
 
 def _largest_change(before: Posterior, after: Posterior) -> float:
@@ -240,7 +236,7 @@ def search_validation(
     for factor in shown(GRID.tolist(), total=len(GRID), what="validation grid", progress=progress):
         candidate, nll = score(posterior, factor, pieces)
         candidates.append((nll, candidate))
-        steps.append(_step(torch.tensor(-nll), candidate, note="validation"))
+        steps.append(_step(torch.tensor(-nll, dtype=torch.float64), candidate, note="validation"))
     best = min(range(len(candidates)), key=lambda i: candidates[i][0])
     if best in (0, len(GRID) - 1):
         steps[best] = replace(steps[best], note="validation: the optimum lies on the edge of the grid")

@@ -12,6 +12,7 @@ import torch
 
 from lapwing._types import Tensor
 from lapwing.jacobian import Jacobian
+from lapwing.linalg import add_gram_, mirror_
 from lapwing.operators import (
     BlockDiagonalCurvature,
     Curvature,
@@ -90,24 +91,27 @@ class Diagonal(Structure):
         return 2 * factored
 
 
+_PENDING_ROWS = 1024  # rows gathered before they are multiplied out: few large products instead of many small ones
+
+
 class _Full(Accumulator):
     def __init__(self, p: int, device: torch.device) -> None:
         self.p, self.device = p, device
-        self.n_rows = 0
         self.pieces: list[Jacobian] = []
+        self.n_pending = 0
         self.H: Tensor | None = None
 
     def add(self, rows: Jacobian) -> None:
-        self.n_rows += rows.n * rows.c
         self.pieces.append(rows)
+        self.n_pending += rows.n * rows.c
         # N·C < P: the rows are the smaller side, and small Gram matrices replace the P × P one.
-        if self.n_rows >= self.p:
+        if self.n_pending >= (self.p if self.H is None else min(self.p, _PENDING_ROWS)):
             self._fold()
 
     def result(self) -> Curvature:
         if self.H is not None:
             self._fold()
-            return DenseCurvature.of(self.H)
+            return DenseCurvature.of(mirror_(self.H))
         H = LowRankCurvature.of(stacked(self.pieces))
         H.spectrum()  # kept with the rows: every evidence and every prediction starts from their kernel
         return H
@@ -115,10 +119,9 @@ class _Full(Accumulator):
     def _fold(self) -> None:
         if self.H is None:
             self.H = torch.zeros(self.p, self.p, dtype=torch.float64, device=self.device)
-        for piece in self.pieces:
-            M = piece.dense().reshape(-1, self.p)
-            self.H.addmm_(M.T, M)
-        self.pieces = []
+        if self.pieces:
+            add_gram_(self.H, torch.cat([piece.dense().reshape(-1, self.p) for piece in self.pieces]))
+        self.pieces, self.n_pending = [], 0
 
 
 class _Blocks(Accumulator):

@@ -55,7 +55,7 @@ def estimate(
     """Sum the structure's curvature over (x, encoded y) batches; rows in memory stay within `chunk_floats` numbers."""
     accumulators = None
     statistics: FitStatistics | None = None
-    row_floats = structure.row_floats(linearised.layout, _factored_floats(linearised))
+    row_floats = structure.row_floats(linearised.layout, linearised.row_floats)
     rows_at_once = max(1, chunk_floats // row_floats)
     for number, (batch, targets) in enumerate(data):
         for x, y in _pieces(batch, targets, max(1, rows_at_once // linearised.k)):
@@ -96,12 +96,3 @@ def _columns(part: Float[Tensor, "n t c m"], sites: Sites, fisher: Fisher) -> Fl
         part = spread.reshape(n, t, c, t * m)
     columns = [sites.join(column).reshape(n, -1) for column in part.unbind(-1)]
     return torch.stack(columns, dim=-1)
-
-
-def _factored_floats(linearised: Linearised) -> int:
-    """Numbers one Jacobian row takes as blocks: all entries of the dense ones, inputs and gradients of the others."""
-    layout = linearised.layout
-    widths = 0
-    for path in linearised.ruled:
-        widths += sum(sum(layout.shape(name)) for name in layout.modules[path])
-    return linearised.rest.p + widths

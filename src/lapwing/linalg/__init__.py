@@ -1,5 +1,6 @@
 """Numerical linear algebra on plain tensors: no model, no data."""
 
 from lapwing.linalg.pivoted_cholesky import PartialCholesky, pivoted_cholesky, semidefinite_eigenvalues
+from lapwing.linalg.symmetric import add_gram_, mirror_
 
-__all__ = ["PartialCholesky", "pivoted_cholesky", "semidefinite_eigenvalues"]
+__all__ = ["PartialCholesky", "add_gram_", "mirror_", "pivoted_cholesky", "semidefinite_eigenvalues"]

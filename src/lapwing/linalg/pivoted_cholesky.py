@@ -20,8 +20,8 @@ class PartialCholesky:
 def pivoted_cholesky(K: Float[Tensor, "n n"], *, max_rank: int, rtol: float) -> PartialCholesky:
     """Greedy partial Cholesky of a positive semi-definite K, stopped when trace(K − L Lᵀ) ≤ rtol · trace(K).
 
-    Each step takes the largest remaining diagonal entry as pivot. The residual stays positive semi-definite, so its trace
-    bounds the error in every norm. Cost: n r² + r small kernels.
+    Each step takes the largest remaining diagonal entry as pivot. The residual stays positive semi-definite, so its
+    trace bounds the error in every norm. Cost: n r² + r small kernels.
     """
     diagonal = K.diagonal().clone()
     residual = trace = float(diagonal.sum())

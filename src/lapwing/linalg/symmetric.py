@@ -1,0 +1,26 @@
+"""H ← H + MᵀM, computing each entry of the symmetric result once."""
+
+from __future__ import annotations
+
+import torch
+
+from lapwing._types import Float, Tensor
+
+_BLOCK = 512
+
+
+def add_gram_(H: Float[Tensor, "p p"], M: Float[Tensor, "n p"]) -> None:
+    """Add MᵀM to the upper block triangle of H, in place: about half the work of the whole product."""
+    for start in range(0, len(H), _BLOCK):
+        rows = slice(start, start + _BLOCK)
+        H[rows, start:].addmm_(M[:, rows].T, M[:, start:])
+
+
+def mirror_(H: Float[Tensor, "p p"]) -> Float[Tensor, "p p"]:
+    """Copy the upper triangle below the diagonal, in place."""
+    for start in range(0, len(H), _BLOCK):
+        stop = start + _BLOCK
+        H[stop:, start:stop] = H[start:stop, stop:].T
+        corner = H[start:stop, start:stop]
+        corner.copy_(torch.triu(corner) + torch.triu(corner, 1).T)
+    return H
