@@ -238,7 +238,7 @@ def test_auto_is_full_for_small_networks_and_says_less_for_large_ones() -> None:
     layered = nn.Sequential(nn.Linear(30, 100), nn.Tanh(), nn.Linear(100, 40), nn.Tanh(), nn.Linear(40, 2))
     wide = nn.Sequential(nn.Linear(30, 400), nn.Tanh(), nn.Linear(400, 2))
     found = [type(lw.fit(m, (x, y), "classification").structure) for m in (small, layered, wide)]
-    assert found == [lw.Full, lw.Block, lw.Diagonal]
+    assert found == [lw.Full, lw.Block, lw.Diag]
 
 
 # --- the exact Hessian -------------------------------------------------------------------------------

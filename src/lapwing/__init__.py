@@ -1,6 +1,6 @@
 """Lapwing: error bars for the neural network you already trained."""
 
-from lapwing.curvature import Block, Diagonal, Empirical, Exact, Full, Sampled
+from lapwing.curvature import Block, Diag, Empirical, Exact, Full, Sampled
 from lapwing.diagnosis import Diagnosis
 from lapwing.errors import (
     InputError,
@@ -34,7 +34,7 @@ __all__ = [
     "Categorical",
     "CustomLikelihood",
     "Diagnosis",
-    "Diagonal",
+    "Diag",
     "Empirical",
     "Exact",
     "ExactHessian",

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from math import inf
 
-from lapwing.curvature import Block, Diagonal, Full, Structure
+from lapwing.curvature import Block, Diag, Full, Structure
 from lapwing.errors import InputError, InputTypeError
 from lapwing.params import ParamLayout
 
@@ -67,11 +67,11 @@ def _choose(layout: ParamLayout, n_parts: int, budget: int) -> tuple[Structure, 
         return Full(), f"{layout.p} parameters: the full matrix is exact and affordable"
     if largest <= _AUTO_BLOCK and needed_bytes(Block(), layout, n_parts) <= budget:
         return Block(), f"{layout.p} parameters are too many for the full matrix; each layer's own block fits"
-    return Diagonal(), f"{layout.p} parameters, {largest} in one layer: only the diagonal is affordable"
+    return Diag(), f"{layout.p} parameters, {largest} in one layer: only the diagonal is affordable"
 
 
 def _too_big(structure: Structure, layout: ParamLayout, n_parts: int, needed: int, budget: int) -> str:
-    fits = [s for s in (Block(), Diagonal()) if needed_bytes(s, layout, n_parts) <= budget]
+    fits = [s for s in (Block(), Diag()) if needed_bytes(s, layout, n_parts) <= budget]
     advice = (
         f"{type(fits[0]).__name__.lower()} would take {_size(needed_bytes(fits[0], layout, n_parts))}"
         if fits

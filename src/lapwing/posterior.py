@@ -122,7 +122,7 @@ class Posterior:
 
     @property
     def part_scales(self) -> Float[Tensor, " g"]:
-        return self.likelihood_scale * self.fisher.scales(self.likelihood)
+        return (self.likelihood_scale * self.fisher.scales(self.likelihood)).to(self.linearised.network.device)
 
     def curvature_at(self, scales: Float[Tensor, " g"]) -> Curvature:
         """Σ_g c_g H_g for other scales c: no pass over the data."""
@@ -136,7 +136,7 @@ class Posterior:
     @plain_tensors()
     def sample(self, n: int, generator: torch.Generator | None = None) -> Float[Tensor, "n p"]:
         """Draws of the weights. Without a generator, the same draws at every call."""
-        deviations = weight_deviations(self.precision, n, generator=seeded(generator))
+        deviations = self._deviations(n, seeded(generator))
         return (self.linearised.theta + deviations).to(self.dtype)
 
     @plain_tensors()
@@ -151,13 +151,15 @@ class Posterior:
                 f"covariance() forms a {self.layout.p} × {self.layout.p} matrix; it is refused above {_MAX_COVARIANCE} "
                 "parameters. Use marginal_variance(), sample(), or outputs(x).cov."
             )
-        return self.precision.solve(torch.eye(self.layout.p, dtype=torch.float64)).to(self.dtype)
+        eye = torch.eye(self.layout.p, dtype=torch.float64, device=self.linearised.network.device)
+        return self.precision.solve(eye).to(self.dtype)
 
     # --- the Gaussian over outputs, and predictions ----------------------------------------------
 
     def outputs(self, x: Any) -> Outputs:
         """Mean and (co)variance of the network's outputs, without observation noise."""
-        return Outputs(self, as_input(x))
+        given = as_input(x)  # copied: the variances are computed later, and must be those of today's x
+        return Outputs(self, given.mapped(lambda v: v.clone() if isinstance(v, Tensor) else v, given.n))
 
     @plain_tensors()
     def joint_outputs(self, x: Any) -> JointOutputs:
@@ -168,7 +170,7 @@ class Posterior:
     @plain_tensors()
     def functions(self, n: int, generator: torch.Generator | None = None) -> FunctionDraws:
         """n draws of the linearised function. Without a generator, the same draws at every call."""
-        return FunctionDraws(self, weight_deviations(self.precision, n, generator=seeded(generator)))
+        return FunctionDraws(self, self._deviations(n, seeded(generator)))
 
     @plain_tensors()
     def predict(
@@ -191,7 +193,7 @@ class Posterior:
         return predictive.from_gaussian(self.likelihood, gaussian, frame)
 
     def _predict_bnn(self, x: ModelInput, frame: Frame) -> Prediction:
-        deviations = weight_deviations(self.precision, frame.n_samples, generator=frame.generator)
+        deviations = self._deviations(frame.n_samples, frame.generator)
         f = predictive.network_draws(self.linearised, x, deviations)
         return predictive.from_draws(self.likelihood, torch.stack([self.sites.split(draw) for draw in f]), frame)
 
@@ -292,6 +294,9 @@ class Posterior:
         yield Finding.of_rows(tuple(self.linearised.ruled), self.linearised.rest.names, self.linearised.vectorised)
 
     # --- shapes ------------------------------------------------------------------------------------
+
+    def _deviations(self, n: int, generator: torch.Generator) -> Float[Tensor, "n p"]:
+        return weight_deviations(self.precision, n, generator=generator, device=self.linearised.network.device)
 
     @cached_property
     def weights(self) -> WeightGaussian:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lapwing import params, priors, probe
-from lapwing.curvature import Block, Diagonal, Empirical, Exact, Fisher, Full, Sampled, Structure
+from lapwing.curvature import Block, Diag, Empirical, Exact, Fisher, Full, Sampled, Structure
 from lapwing.data import ModelInput
 from lapwing.errors import InputError, InputTypeError
 from lapwing.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson, Sites
@@ -22,7 +22,7 @@ from lapwing.probe import LayoutChoice
 
 T = TypeVar("T")
 
-STRUCTURES: dict[str, Structure | None] = {"auto": None, "full": Full(), "block": Block(), "diag": Diagonal()}
+STRUCTURES: dict[str, Structure | None] = {"auto": None, "full": Full(), "block": Block(), "diag": Diag()}
 LINKS: dict[str, link_rules.Link] = {
     "probit": link_rules.PROBIT,
     "pairwise": link_rules.PAIRWISE,

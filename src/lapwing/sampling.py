@@ -12,10 +12,12 @@ from lapwing.errors import InputError, InputTypeError
 from lapwing.operators import Precision
 
 
-def weight_deviations(precision: Precision, n: int, *, generator: torch.Generator) -> Float[Tensor, "n p"]:
+def weight_deviations(
+    precision: Precision, n: int, *, generator: torch.Generator, device: torch.device
+) -> Float[Tensor, "n p"]:
     """n draws from N(0, P⁻¹): R ε with R Rᵀ = P⁻¹."""
     eps = torch.randn(counted("n", n), precision.p, generator=generator, dtype=torch.float64, device=generator.device)
-    return precision.half_solve(eps)
+    return precision.half_solve(eps.to(device))
 
 
 def seeded(generator: torch.Generator | None) -> torch.Generator:

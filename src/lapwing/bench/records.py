@@ -58,7 +58,8 @@ class DigitsRow(TypedDict):
     nll: float
     ece: float
     brier: float
-    ood_auc: float
+    ood_auc_photos: float
+    ood_auc_turned: float
 
 
 class Bins(TypedDict):
@@ -70,22 +71,21 @@ class Bins(TypedDict):
 
 
 class MethodCurves(TypedDict):
-    """What the figures need of one way to predict: its calibration and its entropies in and out of distribution."""
+    """What the figures need of one way to predict: its calibration, its entropies on digits and on photographs."""
 
     method: str
     ece: float
-    ood_auc: float
+    ood_auc_photos: float
     bins: Bins
-    entropy_in: list[float]
-    entropy_out: list[float]
+    entropy_digits: list[float]
+    entropy_photos: list[float]
 
 
 class Example(TypedDict):
-    """One image with the label and what the MAP network and the GLM predictive say about it."""
+    """One image and what the MAP network and the GLM predictive say about it; a photograph has no label."""
 
-    kind: str
     pixels: list[list[float]]
-    label: int
+    label: int | None
     map_label: int
     map_confidence: float
     glm_label: int
@@ -93,9 +93,12 @@ class Example(TypedDict):
 
 
 class EvidenceCurve(TypedDict):
+    """The sampled network has a coarser grid of its own: it costs a forward pass per weight draw."""
+
     precision: list[float]
     log_evidence: list[float]
     held_out_glm: list[float]
+    precision_sampled: list[float]
     held_out_sampled: list[float]
     held_out_map: float
     by_evidence: float
@@ -104,8 +107,8 @@ class EvidenceCurve(TypedDict):
     trained_with: float
 
 
-class Shifted(TypedDict):
-    """What the MAP network answers to shifted digits: its commonest label, that label's share, the mean confidence."""
+class Answers(TypedDict):
+    """What a network says to a set of images: its commonest label, that label's share, the mean confidence."""
 
     label: int
     share: float
@@ -117,8 +120,8 @@ class DigitsRecord(TypedDict):
     n_train: int
     n_validation: int
     n_test: int
-    shift: str
-    shifted: Shifted
+    map_on_photos: Answers
+    map_on_turned: Answers
     rows: list[DigitsRow]
     curves: list[MethodCurves]
     evidence: EvidenceCurve

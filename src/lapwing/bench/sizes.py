@@ -29,7 +29,7 @@ DEMO = Size(
     n_grid=241,
     n_map=64,
     n_samples=200,
-    n_precisions=13,
+    n_precisions=7,
 )
 TOY = Size(
     n_curve=20,

@@ -69,7 +69,7 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Train three small networks, give them error bars, and write a report you can open in a browser."""
-    _need("demo", matplotlib="matplotlib", jinja2="jinja2", sklearn="scikit-learn")
+    _need("demo", matplotlib="matplotlib", jinja2="jinja2", sklearn="scikit-learn", PIL="pillow")
     from lapwing.bench import demo as task
     from lapwing.bench.sizes import DEMO, TOY
     from lapwing.report.page import write_page

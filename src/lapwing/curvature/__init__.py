@@ -1,12 +1,12 @@
 """Estimators: (Linearised, likelihood, data) → Curvature."""
 
-from lapwing.curvature.accumulate import Block, Diagonal, Full, Structure
+from lapwing.curvature.accumulate import Block, Diag, Full, Structure
 from lapwing.curvature.estimate import Estimate, FitStatistics, estimate
 from lapwing.curvature.factors import Empirical, Exact, Fisher, Sampled
 
 __all__ = [
     "Block",
-    "Diagonal",
+    "Diag",
     "Empirical",
     "Estimate",
     "Exact",

@@ -78,7 +78,7 @@ class Block(Structure):
 
 
 @dataclass(frozen=True)
-class Diagonal(Structure):
+class Diag(Structure):
     """The diagonal of H only."""
 
     def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:

@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
+
 from lapwing._types import Float, Scalar, Tensor
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ class Rows(ABC):
     n: int
     c: int
     p: int
+    device: torch.device
 
     @abstractmethod
     def dense(self) -> Float[Tensor, "n c p"]: ...

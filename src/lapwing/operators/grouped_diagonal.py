@@ -17,6 +17,12 @@ class GroupedDiagonal:
     values: Float[Tensor, " g"]
     index: Int[Tensor, " p"]
 
+    @classmethod
+    def identity(cls, p: int, device: torch.device) -> GroupedDiagonal:
+        """I, as one group."""
+        one = torch.ones(1, dtype=torch.float64, device=device)
+        return cls(one, torch.zeros(p, dtype=torch.long, device=device))
+
     @property
     def p(self) -> int:
         return len(self.index)

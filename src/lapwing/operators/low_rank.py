@@ -45,8 +45,7 @@ class RootKernels:
     @cached_property
     def eigenvalues(self) -> Float[Tensor, " r"]:
         """Nonzero eigenvalues of MᵀM, which are those of M Mᵀ."""
-        every = torch.zeros(self.rows.p, dtype=torch.long)
-        return semidefinite_eigenvalues(self.kernel(GroupedDiagonal(torch.ones(1, dtype=torch.float64), every)))
+        return semidefinite_eigenvalues(self.kernel(GroupedDiagonal.identity(self.rows.p, self.rows.device)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,9 +79,9 @@ class LowRankCurvature(Curvature):
     def spectrum(self) -> Float[Tensor, " r"]:
         if self.scale.ndim == 0:
             return self.scale * self.root.eigenvalues
-        every = GroupedDiagonal(torch.ones(1, dtype=torch.float64), torch.zeros(self.p, dtype=torch.long))
+        identity = GroupedDiagonal.identity(self.p, self.root.rows.device)
         half = self.scale.sqrt()
-        return torch.linalg.eigvalsh(half[:, None] * self.root.kernel(every) * half).clamp(min=0)
+        return torch.linalg.eigvalsh(half[:, None] * self.root.kernel(identity) * half).clamp(min=0)
 
     def scaled(self, c: Scalar) -> LowRankCurvature:
         return replace(self, scale=c * self.scale)
