@@ -10,6 +10,7 @@ import torch
 from tqdm.auto import tqdm
 
 from lapwing.bench import demo_digits, demo_moons, demo_regression
+from lapwing.bench.networks import one_thread
 from lapwing.bench.records import DemoRecord, DigitsRecord, MoonsRecord, RegressionRecord, Setting
 from lapwing.bench.sizes import DEMO, Size
 from lapwing.errors import MissingExtraError
@@ -28,8 +29,9 @@ def run(*, seed: int = 0, size: Size = DEMO) -> DemoRecord:
     start = time.perf_counter()
     with tqdm(total=N_STAGES, bar_format="{desc:<34} {bar} {n_fmt}/{total_fmt} [{elapsed}]") as bar:
         stage = _Stages(bar)
-        regression = demo_regression.run(size, seed=seed, stage=stage)
-        moons = demo_moons.run(size, seed=seed, stage=stage)
+        with one_thread():
+            regression = demo_regression.run(size, seed=seed, stage=stage)
+            moons = demo_moons.run(size, seed=seed, stage=stage)
         digits = demo_digits.run(size, seed=seed, stage=stage)
         stage.finish()
     seconds = time.perf_counter() - start

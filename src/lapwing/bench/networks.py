@@ -28,13 +28,6 @@ def train_map(
     `loss` is the summed negative log likelihood and δ the prior's precision, so the optimum is the mode of the very
     posterior that Lapwing describes. The objective is divided by N: that changes step sizes, not the optimum.
     """
-    with _one_thread():
-        return _descend(model, x, y, loss, precision=precision, n_steps=n_steps)
-
-
-def _descend(
-    model: nn.Module, x: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor], *, precision: float, n_steps: int
-) -> nn.Module:
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, n_steps)
     for _ in range(n_steps):
@@ -49,8 +42,8 @@ def _descend(
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Networks this small gain nothing from a second thread, and on a busy machine wait for it at every layer."""
+def one_thread() -> Iterator[None]:
+    """For networks this small: they gain nothing from a second thread, and on a busy machine wait for it at each layer."""
     n_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from enum import Enum
-from importlib import import_module, metadata
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
+from lapwing import __version__
 from lapwing.cli.show import show_bench, show_demo
 from lapwing.errors import InputError, LapwingError, MissingExtraError
 
@@ -47,7 +48,7 @@ class SizeName(str, Enum):
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"lapwing {metadata.version('lapwing')}")
+        typer.echo(f"lapwing {__version__}")
         raise typer.Exit
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ def show_demo(record: DemoRecord, page: Path) -> None:
     console = Console()
     for values in (tables.regression(record["regression"]), tables.digits(record["digits"])):
         console.print(_table(values))
+        console.print(f"[dim]{escape(values.see)} {escape(values.note)}[/]\n", highlight=False)
     console.print(f"Took {record['seconds']:.0f} s. Open the report in a browser:")
     console.print(f"  [bold]{page.resolve()}[/]", soft_wrap=True, highlight=False)
 
@@ -45,7 +47,8 @@ def show_bench(record: dict[str, Any], path: Path) -> None:
 
 
 def _table(values: Values) -> Table:
-    table = Table(title=values.title, caption=values.see, title_justify="left", caption_justify="left")
+    # No rules, one space: with more, nine columns do not fit a terminal of eighty characters.
+    table = Table(title=values.title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for k, heading in enumerate(values.columns):
         table.add_column(heading, justify="left" if k < 2 else "right")
     for row in values.rows:

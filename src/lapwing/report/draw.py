@@ -88,13 +88,13 @@ def reliability(ax: Axes, curves: MethodCurves) -> None:
 
 
 def entropies(ax: Axes, curves: MethodCurves, *, n_bins: int = 24) -> None:
-    """Histograms of predictive entropy, as shares of points: the coloured one in distribution, the grey one outside."""
-    inside, outside = np.asarray(curves["entropy_in"]), np.asarray(curves["entropy_out"])
+    """Histograms of predictive entropy, as shares of points: digits in colour, photographs in grey."""
+    inside, outside = np.asarray(curves["entropy_digits"]), np.asarray(curves["entropy_photos"])
     edges = np.linspace(0, np.log(10), n_bins + 1).tolist()
     colour = METHOD_COLOURS[curves["method"]]
     for values, fill in [(outside, OUTSIDE), (inside, colour)]:
         ax.hist(values, edges, weights=np.full(len(values), 1 / len(values)), color=fill, alpha=0.62)
-    ax.set_title(f"OOD-AUC {curves['ood_auc']:.3f}", loc="right", color=MUTED, fontsize=10, fontweight="normal")
+    ax.set_title(f"OOD-AUC {curves['ood_auc_photos']:.3f}", loc="right", color=MUTED, fontsize=10, fontweight="normal")
     ax.set(xlim=(0, np.log(10)), ylim=(0, None), xlabel="entropy (nats)", ylabel="share of points")
     ax.set_title(curves["method"], color=colour)
 
@@ -140,7 +140,7 @@ def evidence(ax: Axes, curve: EvidenceCurve) -> None:
 def held_out(ax: Axes, curve: EvidenceCurve) -> None:
     """Held-out NLL of the GLM and the sampled network against prior precision; MAP, which has none, is dashed."""
     precision = np.asarray(curve["precision"])
-    ax.loglog(precision, curve["held_out_sampled"], color=SAMPLED)
+    ax.loglog(curve["precision_sampled"], curve["held_out_sampled"], color=SAMPLED, marker="o", markersize=4)
     ax.loglog(precision, curve["held_out_glm"], color=GLM)
     ax.axhline(curve["held_out_map"], color=MAP, linestyle=(0, (4, 3)))
     _mark(ax, curve["by_evidence"], "evidence optimum", GLM, side="right")

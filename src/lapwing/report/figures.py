@@ -42,6 +42,7 @@ class Figure:
     title: str
     see: str
     panels: tuple[str, ...]
+    note: str = ""
     keys: tuple[Key, ...] = ()
     scales: tuple[Scale, ...] = ()
     wide: str = ""
@@ -77,7 +78,7 @@ def regression(record: RegressionRecord) -> Figure:
         "Look at the middle: nobody measured anything there, and the band opens by itself, while the network's own "
         "line crosses the gap as if it knew.",
         (svg,),
-        (
+        keys=(
             Key("data", "dot", "data"),
             Key("truth, unknown to the network", "dash muted", "truth"),
             Key("trained network (MAP)", "line map", "mean"),
@@ -102,19 +103,19 @@ def reliability(record: DigitsRecord) -> Figure:
     return Figure(
         "reliability",
         "When it says 80%, is it right 80% of the time?",
-        "Bars on the dashed diagonal mean honest confidence; bars above it mean the prediction is too timid, below it "
-        "too sure. The number in a bar counts its points, and a pale bar has too few to say much. "
-        "Prior tuned by the evidence.",
+        "Bars that end on the dashed diagonal mean honest confidence; above it the prediction is too timid, below it "
+        "too sure.",
         tuple(panels),
+        "The number in a bar counts its points, and a pale bar has too few to say much. Prior tuned by the evidence.",
     )
 
 
 def entropies(record: DigitsRecord) -> Figure:
-    shifted = record["shifted"]
+    photos = record["map_on_photos"]
     panels = [
         panel(
             f"entropy-{k}",
-            f"Entropies of {c['method']} on digits and shifted digits: OOD-AUC {c['ood_auc']:.3f}.",
+            f"Entropies of {c['method']} on digits and on photographs: OOD-AUC {c['ood_auc_photos']:.3f}.",
             lambda ax, c=c: draw.entropies(ax, c),  # type: ignore[misc]
             shape=(3.6, 3.0),
         )
@@ -123,13 +124,12 @@ def entropies(record: DigitsRecord) -> Figure:
     return Figure(
         "entropy",
         "Does it notice inputs unlike its training data?",
-        f"Colour: upright test digits. Grey: the same digits {record['shift']}. The less the two overlap, the better "
-        "the entropy works as an alarm (OOD-AUC 1 is perfect, 0.5 is a coin, below 0.5 is an "
-        "alarm that rings at the wrong time). The MAP network answers "
-        f"“{shifted['label']}” to {shifted['share']:.0%} of the shifted digits, with mean confidence "
-        f"{shifted['confidence']:.0%}.",
+        "The less the grey patches of photographs overlap the coloured test digits, the better the entropy works as an "
+        "alarm.",
         tuple(panels),
-        (Key(f"digits {record['shift']}", "fill outside strong"),),
+        f"No patch shows a digit, yet the plain network is {photos['confidence']:.0%} sure of its answers on average. "
+        "OOD-AUC 1 is a perfect alarm, 0.5 is a coin. Prior tuned by the evidence.",
+        (Key("patches of photographs", "fill outside strong"),),
     )
 
 
@@ -149,9 +149,9 @@ def moons(record: MoonsRecord) -> Figure:
     return Figure(
         "moons",
         "Two moons: where a classifier is entitled to an opinion",
-        "Compare how sure each map stays far from every point, and whether the boundary line follows the moons. "
-        "Aleatoric uncertainty belongs where the classes overlap, epistemic where data are missing.",
+        "Compare how sure each map stays far from every point, and whether the boundary line follows the moons.",
         tuple(panels),
+        "Aleatoric uncertainty belongs where the classes overlap, epistemic where data are missing.",
         scales=(
             Scale("class 0", "class 1", _stops(draw.COLOUR_MAPS["probability"])),
             Scale(
@@ -176,9 +176,9 @@ def evidence(record: DigitsRecord) -> Figure:
     return Figure(
         "evidence",
         "Choosing the prior without a validation set",
-        "Left: the log evidence, computed from the training data alone. Right: what held-out digits say about the "
-        "same precisions. " + _verdict(curve),
+        "The evidence, left, needs the training data alone; held-out digits, right, do not have to agree with it.",
         panels,
+        _verdict(curve),
         (Key("trained network (MAP)", "dash map"), Key("sampled network", "line sampled"), Key("GLM", "line glm")),
     )
 
