@@ -241,6 +241,27 @@ def test_auto_is_full_for_small_networks_and_says_less_for_large_ones() -> None:
     assert found == [lw.Full, lw.Block, lw.Diag]
 
 
+def test_a_parametrised_tensor_behind_its_modules_children_is_a_block_of_its_own() -> None:
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.b = nn.Parameter(torch.randn(2))
+            self.c = nn.Linear(3, 2)
+            self.w = nn.Parameter(torch.randn(2, 2))
+            nn.utils.parametrizations.weight_norm(self, "w")
+
+        def forward(self, x):
+            return self.c(x) @ self.w + self.b
+
+    model = nn.Sequential(Inner()).double()
+    x, y = torch.randn(4, 3).double(), torch.tensor([0, 1, 1, 0])
+    posterior = lw.fit(model, (x, y), "classification", structure="block", prior=lw.prior(model, groups="layer"))
+    slices = list(posterior.layout.module_slices.values())
+    assert [s.start for s in slices[1:]] == [s.stop for s in slices[:-1]] and slices[-1].stop == posterior.layout.p
+    assert posterior.marginal_variance().shape == (posterior.layout.p,)
+    assert len(posterior.prior.index) == posterior.layout.p
+
+
 # --- the exact Hessian -------------------------------------------------------------------------------
 
 

@@ -42,7 +42,7 @@ def fit(
     The model, its buffers, hooks, modes and gradients, and all global random states are untouched afterwards.
     """
     registry.check_module("fit", model)
-    model = getattr(model, "_orig_mod", model)  # the module behind torch.compile
+    model = _uncompiled(model)
     chosen, kind = registry.structure(structure), registry.fisher(fisher, seeded(generator))
     scale, choose = registry.likelihood_scale(likelihood_scale), registry.layout_choice(params)
     with random_state_kept():
@@ -114,7 +114,12 @@ def prior(model: nn.Module, precision: Any = 1.0, groups: str = "one", mean: Any
     `groups`: "one" for all, "layer" (a module's weight and bias together), "tensor", or "element".
     """
     registry.check_module("prior", model)
-    return registry.grouped_prior(model, precision, groups, mean)
+    return registry.grouped_prior(_uncompiled(model), precision, groups, mean)
+
+
+def _uncompiled(model: nn.Module) -> nn.Module:
+    """The module behind torch.compile."""
+    return getattr(model, "_orig_mod", model)
 
 
 def _prepare(model: nn.Module, choose: Any, likelihood: Any, batches: Batches) -> tuple[Linearised, Likelihood]:

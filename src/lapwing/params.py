@@ -68,10 +68,19 @@ class ParamLayout(Mapping[str, slice]):
 
     @cached_property
     def modules(self) -> dict[str, tuple[str, ...]]:
-        """Module path → the tensors it holds itself: its weight and bias together."""
+        """Module path → the tensors it holds itself: its weight and bias together.
+
+        They stand side by side, except when a parametrised tensor comes after the module's children; that tensor is
+        then listed under a path of its own.
+        """
         grouped: dict[str, list[str]] = {}
+        previous = None
         for name in self.names:
-            grouped.setdefault(owner(name), []).append(name)
+            path = owner(name)
+            if path in grouped and path != previous:
+                path = name.rpartition(".")[0]
+            grouped.setdefault(path, []).append(name)
+            previous = path
         return {path: tuple(names) for path, names in grouped.items()}
 
     @cached_property
