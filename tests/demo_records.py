@@ -6,6 +6,7 @@ import math
 import random
 
 from lapwing.bench.records import (
+    Answers,
     Band,
     Bins,
     DemoRecord,
@@ -17,7 +18,6 @@ from lapwing.bench.records import (
     MoonsRecord,
     RegressionRecord,
     RegressionRow,
-    Shifted,
     UncertaintyMap,
 )
 
@@ -89,27 +89,31 @@ def _digits(draw: random.Random) -> DigitsRecord:
     inside = [abs(draw.gauss(0, 0.4)) for _ in range(50)]
     outside = [1 + e for e in inside]
     curves = [
-        MethodCurves(method=m, ece=0.05, ood_auc=0.9, bins=bins, entropy_in=inside, entropy_out=outside)
+        MethodCurves(method=m, ece=0.05, ood_auc_photos=0.9, bins=bins, entropy_digits=inside, entropy_photos=outside)
         for m in METHODS
     ]
     rows = [
-        DigitsRow(method=m, tuning=t, precision=p, accuracy=0.9, nll=0.3 + k, ece=0.05, brier=0.2, ood_auc=0.9)
+        DigitsRow(
+            method=m, tuning=t, precision=p, accuracy=0.9, nll=0.3 + k, ece=0.05, brier=0.2, ood_auc_photos=0.9,
+            ood_auc_turned=0.4,
+        )
         for k, (m, t, p) in enumerate(TUNINGS)
-    ]
+    ]  # fmt: skip
     return DigitsRecord(
         parameters=2410,
         n_train=100,
         n_validation=50,
         n_test=50,
-        shift="turned by 90°",
-        shifted=Shifted(label=4, share=0.5, confidence=0.7),
+        map_on_photos=Answers(label=8, share=0.3, confidence=0.6),
+        map_on_turned=Answers(label=4, share=0.5, confidence=0.7),
         rows=rows,
         curves=curves,
         evidence=EvidenceCurve(
             precision=[0.01, 0.1, 1.0, 10.0, 100.0],
             log_evidence=[-900.0, -700.0, -600.0, -650.0, -900.0],
             held_out_glm=[0.9, 0.5, 0.3, 0.25, 0.3],
-            held_out_sampled=[2.2, 2.1, 1.8, 1.0, 0.5],
+            precision_sampled=[0.01, 1.0, 100.0],
+            held_out_sampled=[2.2, 1.8, 0.5],
             held_out_map=0.3,
             by_evidence=1.0,
             by_validation=10.0,
@@ -117,9 +121,9 @@ def _digits(draw: random.Random) -> DigitsRecord:
             trained_with=1.0,
         ),
         examples=[
-            Example(kind=kind, pixels=[[((i + j) % 5) / 4 for j in range(8)] for i in range(8)], label=3, map_label=3,
+            Example(pixels=[[((i + j) % 5) / 4 for j in range(8)] for i in range(8)], label=label, map_label=3,
                     map_confidence=0.99, glm_label=5, glm_confidence=0.4)
-            for kind in ("upright", "turned")
+            for label in (3, None)
         ],
     )  # fmt: skip
 

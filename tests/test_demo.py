@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from lapwing import cli
-from lapwing.bench import demo
+from lapwing.bench import demo, demo_images
 from lapwing.bench.records import DemoRecord
 from lapwing.bench.sizes import TOY
 from lapwing.report.page import render
@@ -41,7 +41,32 @@ def test_every_predictive_has_its_rows(record: DemoRecord) -> None:
         ("GLM", "validation"),
     ]
     assert len(record["regression"]["rows"]) == 6
-    assert all(0 <= r["ood_auc"] <= 1 and 0 <= r["brier"] <= 2 for r in record["digits"]["rows"])
+    for row in record["digits"]["rows"]:
+        assert 0 <= row["ood_auc_photos"] <= 1
+        assert 0 <= row["ood_auc_turned"] <= 1
+        assert 0 <= row["brier"] <= 2
+
+
+def test_photo_patches_are_stretched_and_seeded() -> None:
+    patches = demo_images.photo_patches(20, seed=3)
+    assert patches.shape == (20, 64)
+    assert torch.equal(patches.amin(-1), torch.zeros(20))
+    assert torch.equal(patches.amax(-1), torch.ones(20))
+    assert torch.equal(patches, demo_images.photo_patches(20, seed=3))
+    assert not torch.equal(patches, demo_images.photo_patches(20, seed=4))
+
+
+def test_a_quarter_turn_moves_corners_round() -> None:
+    image = torch.zeros(1, 8, 8)
+    image[0, 0, 7] = 1.0
+    assert demo_images.quarter_turn(image.reshape(1, 64)).reshape(8, 8)[0, 0] == 1.0
+
+
+def test_the_held_out_curve_of_the_glm_has_its_minimum_at_the_choice(record: DemoRecord) -> None:
+    curve = record["digits"]["evidence"]
+    assert min(curve["held_out_glm"]) == curve["held_out_glm"][curve["precision"].index(curve["by_validation"])]
+    assert curve["precision"][0] == pytest.approx(0.01)
+    assert len(curve["precision_sampled"]) == TOY.n_precisions
 
 
 def test_bands_grow_as_the_prior_loosens_and_hold_the_noise(record: DemoRecord) -> None:

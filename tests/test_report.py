@@ -90,6 +90,18 @@ def test_tables_mark_the_best_score_of_each_column() -> None:
     assert table.rows[0][2].text == "–"
 
 
+def test_the_digits_table_says_when_the_evidence_costs_nll_and_only_then() -> None:
+    record = synthetic_record()["digits"]
+    assert "2.300 against 0.300" in tables.digits(record).see
+    record["rows"][2]["nll"] = 0.2
+    assert "better NLL" in tables.digits(record).see
+
+
+def test_an_image_without_a_label_is_called_a_photograph(page: str) -> None:
+    assert "digit 3</span>" in page
+    assert "photograph</span>" in page
+
+
 def test_regression_table_compares_within_a_place() -> None:
     table = tables.regression(synthetic_record()["regression"])
     rmse = table.columns.index("RMSE ↓")

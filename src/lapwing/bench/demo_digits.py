@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import lapwing as lw
 from lapwing import metrics
 from lapwing.bench.demo_images import SIDE, Digits, load
-from lapwing.bench.networks import mlp, n_parameters, one_thread, train_map
+from lapwing.bench.networks import mlp, n_parameters, train_map
 from lapwing.bench.records import Answers, Bins, DigitsRecord, DigitsRow, EvidenceCurve, Example, MethodCurves
 from lapwing.bench.sizes import Size
 
@@ -54,8 +54,7 @@ def run(size: Size, *, seed: int, stage: Callable[[str], None]) -> DigitsRecord:
     data = load(size.n_digits, seed=seed)
     stage("digits: train")
     model = mlp([SIDE * SIDE, size.n_hidden, 10], seed=seed)
-    with one_thread():
-        train_map(model, data.train.x, data.train.y, _sum_nll, precision=TRAINED_WITH, n_steps=size.n_steps)
+    train_map(model, data.train.x, data.train.y, _sum_nll, precision=TRAINED_WITH, n_steps=size.n_steps)
     stage("digits: fit")
     trained = lw.fit(model, (data.train.x, data.train.y), "classification", structure="full", prior=TRAINED_WITH)
     stage("digits: tune")

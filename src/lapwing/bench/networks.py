@@ -43,7 +43,7 @@ def train_map(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """For networks this small: they gain nothing from a second thread, and on a busy machine wait for it at each layer."""
+    """Small networks gain little from a second thread, and on a busy machine they wait for it at every layer."""
     n_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -50,7 +50,8 @@ def _table(values: Values) -> Table:
     # No rules, one space: with more, nine columns do not fit a terminal of eighty characters.
     table = Table(title=values.title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for k, heading in enumerate(values.columns):
-        table.add_column(heading, justify="left" if k < 2 else "right")
+        lines = heading.replace(" ", "\n", 1) if len(heading) > 8 else heading
+        table.add_column(lines, justify="left" if k < 2 else "right", no_wrap=k > 0)
     for row in values.rows:
         method = METHOD_STYLES[row[0].text]
         cells = [f"[bold]{cell.text}[/]" if cell.mark else cell.text for cell in row[1:]]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
 
 TWO_SIDED_95 = 1.959963984540054
+_LABEL = {"facecolor": PAPER, "alpha": 0.8, "linewidth": 0, "boxstyle": "round,pad=0.12"}
 COLOUR_MAPS = {"probability": "PuOr_r", "epistemic": "viridis", "aleatoric": "viridis"}
 
 
@@ -80,7 +81,7 @@ def reliability(ax: Axes, curves: MethodCurves) -> None:
             edgecolor=PAPER,
             linewidth=1.0,
         )
-        ax.text((lower + upper) / 2, 0.02, str(count), ha="center", va="bottom", fontsize=8, color=INK)
+        ax.text((lower + upper) / 2, 0.025, str(count), ha="center", va="bottom", fontsize=8, color=INK, bbox=_LABEL)
     ax.plot([0, 1], [0, 1], color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
     ax.set_title(f"ECE {curves['ece']:.3f}", loc="right", color=MUTED, fontsize=10, fontweight="normal")
     ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
@@ -131,7 +132,7 @@ def evidence(ax: Axes, curve: EvidenceCurve) -> None:
     _mark(ax, curve["trained_with"], "trained with", MUTED, side="right")
     _mark(ax, curve["by_evidence"], "evidence optimum", GLM, side="left")
     # Far from the optimum the curve falls like −δ‖θ‖²/2 and would flatten everything worth seeing.
-    near = log_evidence[np.abs(np.log10(precision / curve["by_evidence"])) <= 2]
+    near = log_evidence[np.abs(np.log10(precision / curve["by_evidence"])) <= 1.2]
     room = max(1.0, 0.08 * float(np.ptp(near)))
     ax.set(ylim=(near.min() - room, near.max() + room))
     ax.set(xlim=(precision[0], precision[-1]), xlabel="prior precision", ylabel="log evidence")
@@ -143,7 +144,7 @@ def held_out(ax: Axes, curve: EvidenceCurve) -> None:
     ax.loglog(curve["precision_sampled"], curve["held_out_sampled"], color=SAMPLED, marker="o", markersize=4)
     ax.loglog(precision, curve["held_out_glm"], color=GLM)
     ax.axhline(curve["held_out_map"], color=MAP, linestyle=(0, (4, 3)))
-    _mark(ax, curve["by_evidence"], "evidence optimum", GLM, side="right")
+    _mark(ax, curve["by_evidence"], "evidence optimum", GLM, side="center")
     _mark(ax, curve["by_validation"], "best held-out", INK, side="right")
     ax.set(xlim=(precision[0], precision[-1]), xlabel="prior precision", ylabel="held-out NLL (nats)")
     ax.yaxis.set_major_formatter("{x:g}")
@@ -151,10 +152,9 @@ def held_out(ax: Axes, curve: EvidenceCurve) -> None:
     ax.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _mark(ax: Axes, x: float, label: str, colour: str, *, side: Literal["left", "right"]) -> None:
-    """A dotted line at x; `side` is the end of the label that touches it, so two close marks do not collide."""
+def _mark(ax: Axes, x: float, label: str, colour: str, *, side: Literal["left", "center", "right"]) -> None:
+    """A dotted line at x, its label above the axes; `side` is the part of it that stands over the line."""
     ax.axvline(x, color=colour, linewidth=1.2, linestyle=(0, (1, 2)))
     ax.annotate(
-        f" {label} ", (x, 0.03), xycoords=("data", "axes fraction"), rotation=90, va="bottom", ha=side,
-        color=colour, fontsize=9,
-    )  # fmt: skip
+        f" {label} ", (x, 1.02), xycoords=("data", "axes fraction"), va="bottom", ha=side, color=colour, fontsize=10
+    )

@@ -42,7 +42,7 @@ class Column:
 DIGITS = (
     Column("method", "method", str),
     Column("prior tuned by", "tuning", str),
-    Column("prior precision", "precision", lambda v: "–" if v is None else f"{v:.3g}"),
+    Column("prior precision", "precision", lambda v: "–" if v is None else f"{float(f'{v:.3g}'):,g}"),
     Column("accuracy ↑", "accuracy", "{:.1%}".format, lambda v: -v),
     Column("NLL ↓", "nll", "{:.3f}".format, float),
     Column("ECE ↓", "ece", "{:.3f}".format, float),
@@ -102,10 +102,11 @@ def regression(record: RegressionRecord) -> Table:
 
 
 def _rows(columns: Sequence[Column], records: Sequence[Any]) -> tuple[tuple[Cell, ...], ...]:
-    best = {c.key: min(c.loss(r[c.key]) for r in records) for c in columns if c.loss}
+    best = {c.key: c.show(min((r[c.key] for r in records), key=c.loss)) for c in columns if c.loss}
     return tuple(tuple(_cell(column, record[column.key], best) for column in columns) for record in records)
 
 
-def _cell(column: Column, value: Any, best: dict[str, float]) -> Cell:
-    is_best = column.loss is not None and column.loss(value) == best[column.key]
-    return Cell(column.show(value), -1.0 if value is None else value, "best" if is_best else "")
+def _cell(column: Column, value: Any, best: dict[str, str]) -> Cell:
+    """What prints the same is equally good: a difference beyond the last digit shown is not a finding."""
+    text = column.show(value)
+    return Cell(text, -1.0 if value is None else value, "best" if text == best.get(column.key) else "")
