@@ -6,20 +6,20 @@ import torch
 
 from lapwing._types import Float, Tensor
 
-_BLOCK = 512
+BLOCK = 256
 
 
 def add_gram_(H: Float[Tensor, "p p"], M: Float[Tensor, "n p"]) -> None:
     """Add MᵀM to the upper block triangle of H, in place: about half the work of the whole product."""
-    for start in range(0, len(H), _BLOCK):
-        rows = slice(start, start + _BLOCK)
+    for start in range(0, len(H), BLOCK):
+        rows = slice(start, start + BLOCK)
         H[rows, start:].addmm_(M[:, rows].T, M[:, start:])
 
 
 def mirror_(H: Float[Tensor, "p p"]) -> Float[Tensor, "p p"]:
     """Copy the upper triangle below the diagonal, in place."""
-    for start in range(0, len(H), _BLOCK):
-        stop = start + _BLOCK
+    for start in range(0, len(H), BLOCK):
+        stop = start + BLOCK
         H[stop:, start:stop] = H[start:stop, stop:].T
         corner = H[start:stop, start:stop]
         corner.copy_(torch.triu(corner) + torch.triu(corner, 1).T)

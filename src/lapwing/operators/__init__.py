@@ -1,24 +1,44 @@
 """Matrices: curvature H, precision H + P₀, one structure per file."""
 
+from lapwing.operators.arrangement import Arrangement
 from lapwing.operators.base import Curvature, Precision, Rows
 from lapwing.operators.block_diagonal import BlockDiagonalCurvature, BlockDiagonalPrecision
 from lapwing.operators.dense import DenseCurvature, DensePrecision
 from lapwing.operators.diagonal import DiagonalCurvature, DiagonalPrecision
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
+from lapwing.operators.kronecker import (
+    Basis,
+    Damping,
+    EigenCurvature,
+    ExactDamping,
+    KroneckerCurvature,
+    KroneckerFactors,
+    RotatedPrecision,
+    SplitDamping,
+)
 from lapwing.operators.low_rank import LowRankCurvature, LowRankPrecision, stacked
 
 __all__ = [
+    "Arrangement",
+    "Basis",
     "BlockDiagonalCurvature",
     "BlockDiagonalPrecision",
     "Curvature",
+    "Damping",
     "DenseCurvature",
     "DensePrecision",
     "DiagonalCurvature",
     "DiagonalPrecision",
+    "EigenCurvature",
+    "ExactDamping",
     "GroupedDiagonal",
+    "KroneckerCurvature",
+    "KroneckerFactors",
     "LowRankCurvature",
     "LowRankPrecision",
     "Precision",
+    "RotatedPrecision",
     "Rows",
+    "SplitDamping",
     "stacked",
 ]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from lapwing.operators.grouped_diagonal import GroupedDiagonal
+    from lapwing.operators.kronecker import Basis
 
 
 class Rows(ABC):
@@ -52,6 +53,10 @@ class Rows(ABC):
         """Σ over rows of the squared entries."""
 
     @abstractmethod
+    def rotated(self, basis: Basis) -> Rows:
+        """The rows of one layer's matrices W in the coordinates U_Bᵀ W U_A, flattened as (q, o, i)."""
+
+    @abstractmethod
     def columns(self, block: slice) -> Rows:
         """The rows restricted to a contiguous block of parameters."""
 
@@ -68,6 +73,7 @@ class Curvature(ABC):
     """H ⪰ 0. It may be singular, so there is no `solve`: the type says what is legal."""
 
     p: int
+    adds_prior: bool = True  # whether `plus` is H + P₀ exactly, so that eigenvalues shift by a scalar prior
 
     @abstractmethod
     def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:

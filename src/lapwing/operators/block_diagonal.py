@@ -23,6 +23,10 @@ class BlockDiagonalCurvature(Curvature):
     def p(self) -> int:  # type: ignore[override]
         return self.slices[-1].stop
 
+    @property
+    def adds_prior(self) -> bool:  # type: ignore[override]
+        return all(H.adds_prior for H in self.blocks)
+
     def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
         return torch.cat([H.mv(v[..., s]) for s, H in zip(self.slices, self.blocks, strict=True)], dim=-1)
 

@@ -1,0 +1,89 @@
+"""How a layer's flat parameters are matrices: W (q, o, i), q parallel maps from i inputs to o outputs.
+
+The bias, if there is one, is the last input column. Weight tensors of any axis order are views of W: a linear layer
+is (o, i), a transposed convolution (q i, o, k), some libraries' dense layers (i, o).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+import torch
+
+from lapwing._types import Float, Tensor
+from lapwing.operators.grouped_diagonal import GroupedDiagonal
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """`view` and `order` turn the flat weight into axes (q, o, inputs …); slices say where both tensors stand."""
+
+    q: int
+    o: int
+    weight: slice | None
+    bias: slice | None
+    view: tuple[int, ...] = ()
+    order: tuple[int, ...] = ()
+
+    @classmethod
+    def plain(cls, q: int, o: int, i: int) -> Arrangement:
+        """A flat vector that is (q, o, i) already."""
+        return cls(q, o, slice(0, q * o * i), None, (q, o, i), (0, 1, 2))
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        return tuple(s for s in (self.weight, self.bias) if s is not None)
+
+    @property
+    def i(self) -> int:
+        """Inputs, the bias column included."""
+        return prod(self.view) // (self.q * self.o) * (self.weight is not None) + (self.bias is not None)
+
+    def matrices(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... q o i"]:
+        """The parts of a flat vector that belong to this layer, as matrices."""
+        lead = v.shape[:-1]
+        columns = []
+        if self.weight is not None:
+            axes = (*range(len(lead)), *(len(lead) + axis for axis in self.order))
+            W = v[..., self.weight].reshape(*lead, *self.view).permute(axes)
+            columns.append(W.reshape(*lead, self.q, self.o, -1))
+        if self.bias is not None:
+            columns.append(v[..., self.bias].reshape(*lead, self.q, self.o, 1))
+        return columns[0] if len(columns) == 1 else torch.cat(columns, dim=-1)
+
+    def flat_parts(self, W: Float[Tensor, "... q o i"]) -> tuple[Float[Tensor, "... _"], ...]:
+        """Matrices as flat weight and bias, in the order of `slices`."""
+        lead = W.shape[:-3]
+        parts = []
+        if self.weight is not None:
+            n_inputs = self.i - (self.bias is not None)
+            permuted = W[..., :n_inputs].reshape(*lead, *(self.view[axis] for axis in self.order))
+            back = sorted(range(len(self.order)), key=self.order.__getitem__)
+            axes = (*range(len(lead)), *(len(lead) + axis for axis in back))
+            parts.append(permuted.permute(axes).reshape(*lead, -1))
+        if self.bias is not None:
+            parts.append(W[..., -1].reshape(*lead, -1))
+        return tuple(parts)
+
+    def flat(self, W: Float[Tensor, "... q o i"], p: int) -> Float[Tensor, "... p"]:
+        """Matrices as a flat vector of p entries that holds nothing else."""
+        v = W.new_zeros(*W.shape[:-3], p)
+        for s, part in zip(self.slices, self.flat_parts(W), strict=True):
+            v[..., s] = part
+        return v
+
+    def input_scales(self, D: GroupedDiagonal) -> Float[Tensor, " i"] | None:
+        """D as one number per input column, or None when it is not constant on the weight or on the bias."""
+        scales = []
+        for s, n_columns in ((self.weight, self.i - (self.bias is not None)), (self.bias, 1)):
+            if s is not None:
+                value = D.constant_on(s)
+                if value is None:
+                    return None
+                scales.append(value.expand(n_columns))
+        return torch.cat(scales)
+
+    def shifted(self, offset: int) -> Arrangement:
+        moved = [None if s is None else slice(s.start + offset, s.stop + offset) for s in (self.weight, self.bias)]
+        return replace(self, weight=moved[0], bias=moved[1])

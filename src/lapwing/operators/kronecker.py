@@ -1,0 +1,271 @@
+"""Kronecker curvature of a layer: H = B ⊗ A in row-major W (out, in), for q parallel maps.
+
+A is the mean of a aᵀ over data and positions, B the sum of g gᵀ. In the eigenbases of the two the precision is
+diagonal, so every verb is a rotation and an elementwise operation, and a new prior costs no new decomposition.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+
+from lapwing._types import Float, Scalar, Tensor
+from lapwing.errors import StructureError
+from lapwing.operators.arrangement import Arrangement
+from lapwing.operators.base import Curvature, Precision, Rows
+from lapwing.operators.grouped_diagonal import GroupedDiagonal
+
+
+@dataclass(frozen=True, eq=False)
+class Basis:
+    """Eigenvectors of A and B, in which the layer's curvature is diagonal."""
+
+    U_A: Float[Tensor, "q i i"]
+    U_B: Float[Tensor, "q o o"]
+
+    @cached_property
+    def _single(self) -> tuple[Tensor, Tensor]:
+        return self.U_B.float(), self.U_A.float()
+
+    def at(self, dtype: torch.dtype) -> tuple[Float[Tensor, "q o o"], Float[Tensor, "q i i"]]:
+        """(U_B, U_A) in the dtype of the rows to be rotated."""
+        if dtype == torch.float32:
+            return self._single
+        return self.U_B.to(dtype), self.U_A.to(dtype)
+
+    def rotate(self, W: Float[Tensor, "... q o i"]) -> Float[Tensor, "... q o i"]:
+        """U_Bᵀ W U_A."""
+        return self.U_B.mT @ W @ self.U_A
+
+    def back(self, W: Float[Tensor, "... q o i"]) -> Float[Tensor, "... q o i"]:
+        """U_B W U_Aᵀ."""
+        return self.U_B @ W @ self.U_A.mT
+
+
+@dataclass(frozen=True, eq=False)
+class KroneckerFactors:
+    """Sums over the data: Σ a aᵀ with the number of positions in it, and Σ g gᵀ. They add; the mean is taken once."""
+
+    A_sum: Float[Tensor, "q i i"]
+    count: float
+    B_sum: Float[Tensor, "q o o"]
+
+    @property
+    def A(self) -> Float[Tensor, "q i i"]:
+        return self.A_sum / self.count
+
+    @cached_property
+    def _eigen_A(self) -> tuple[Tensor, Tensor]:
+        values, U = torch.linalg.eigh(self.A)
+        return values.clamp(min=0), U
+
+    @cached_property
+    def _eigen_B(self) -> tuple[Tensor, Tensor]:
+        values, U = torch.linalg.eigh(self.B_sum)
+        return values.clamp(min=0), U
+
+    @property
+    def a(self) -> Float[Tensor, "q i"]:
+        return self._eigen_A[0]
+
+    @property
+    def b(self) -> Float[Tensor, "q o"]:
+        return self._eigen_B[0]
+
+    @cached_property
+    def basis(self) -> Basis:
+        return Basis(self._eigen_A[1], self._eigen_B[1])
+
+
+class Damping(ABC):
+    """How the prior δ enters the eigenvalues of B ⊗ A."""
+
+    adds: bool  # whether P = H + δ I exactly
+
+    @abstractmethod
+    def eigenvalues(self, a: Tensor, b: Tensor, delta: Tensor) -> Float[Tensor, "q o i"]: ...
+
+
+@dataclass(frozen=True)
+class ExactDamping(Damping):
+    """b_o a_i + δ: the prior itself."""
+
+    adds = True
+
+    def eigenvalues(self, a: Tensor, b: Tensor, delta: Tensor) -> Float[Tensor, "q o i"]:
+        return b[:, :, None] * a[:, None, :] + delta
+
+
+@dataclass(frozen=True)
+class SplitDamping(Damping):
+    """(b_o + √δ)(a_i + √δ): each factor gets its share (Ritter et al., 2018); always more concentrated."""
+
+    adds = False
+
+    def eigenvalues(self, a: Tensor, b: Tensor, delta: Tensor) -> Float[Tensor, "q o i"]:
+        return (b[:, :, None] + delta.sqrt()) * (a[:, None, :] + delta.sqrt())
+
+
+@dataclass(frozen=True, eq=False)
+class KroneckerCurvature(Curvature):
+    """c · (B ⊗ A) for one layer."""
+
+    name: str
+    arrangement: Arrangement
+    factors: KroneckerFactors
+    scale: Scalar
+    damping: Damping
+
+    @property
+    def p(self) -> int:  # type: ignore[override]
+        return sum(s.stop - s.start for s in self.arrangement.slices)
+
+    @property
+    def adds_prior(self) -> bool:  # type: ignore[override]
+        return self.damping.adds
+
+    def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+        W = self.arrangement.matrices(v)
+        return self.arrangement.flat(self.scale * (self.factors.B_sum @ W @ self.factors.A), self.p)
+
+    def diagonal(self) -> Float[Tensor, " p"]:
+        b, a = (M.diagonal(dim1=-2, dim2=-1) for M in (self.factors.B_sum, self.factors.A))
+        return self.arrangement.flat(self.scale * b[:, :, None] * a[:, None, :], self.p)
+
+    def spectrum(self) -> Float[Tensor, " p"]:
+        return self.scale * (self.factors.b[:, :, None] * self.factors.a[:, None, :]).flatten()
+
+    def scaled(self, c: Scalar) -> KroneckerCurvature:
+        return replace(self, scale=c * self.scale)
+
+    def mixed(self, others: Sequence[KroneckerCurvature], scales: Float[Tensor, " g"]) -> KroneckerCurvature:
+        # Parts of the same data share A; curvatures of other data add to its sum and its count.
+        parts = (self, *others)
+        factors = KroneckerFactors(
+            torch.stack([H.factors.A_sum for H in parts]).sum(0),
+            sum(H.factors.count for H in parts),
+            torch.stack([c * H.scale * H.factors.B_sum for c, H in zip(scales, parts, strict=True)]).sum(0),
+        )
+        return replace(self, factors=factors, scale=torch.ones_like(self.scale))
+
+    def plus(self, P0: GroupedDiagonal) -> RotatedPrecision:
+        delta = one_precision(P0, self.name)
+        E = self.damping.eigenvalues(self.factors.a, self.scale * self.factors.b, delta)
+        return RotatedPrecision(self.arrangement, self.factors.basis, E)
+
+    def to_dense(self) -> Float[Tensor, "p p"]:
+        return self.mv(torch.eye(self.p, dtype=torch.float64, device=self.factors.A_sum.device))
+
+
+@dataclass(frozen=True, eq=False)
+class EigenCurvature(Curvature):
+    """EKFAC: U diag(s) Uᵀ with U = U_B ⊗ U_A, and s the curvature along each axis (George et al., 2018)."""
+
+    name: str
+    arrangement: Arrangement
+    basis: Basis
+    s: Float[Tensor, "q o i"]
+
+    @property
+    def p(self) -> int:  # type: ignore[override]
+        return self.s.numel()
+
+    def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+        W = self.basis.rotate(self.arrangement.matrices(v))
+        return self.arrangement.flat(self.basis.back(self.s * W), self.p)
+
+    def diagonal(self) -> Float[Tensor, " p"]:
+        return self.arrangement.flat(_through_squares(self.basis, self.s), self.p)
+
+    def spectrum(self) -> Float[Tensor, " p"]:
+        return self.s.flatten()
+
+    def scaled(self, c: Scalar) -> EigenCurvature:
+        return replace(self, s=c * self.s)
+
+    def mixed(self, others: Sequence[EigenCurvature], scales: Float[Tensor, " g"]) -> EigenCurvature:
+        if any(H.basis is not self.basis for H in others):
+            raise StructureError(
+                f"Block '{self.name}': two EKFAC curvatures have eigenbases of their own and do not add up exactly. "
+                'Fit once on all the data, or use structure="kron".'
+            )
+        parts = torch.stack([H.s for H in (self, *others)])
+        return replace(self, s=torch.einsum("g,gqoi->qoi", scales, parts))
+
+    def plus(self, P0: GroupedDiagonal) -> RotatedPrecision:
+        return RotatedPrecision(self.arrangement, self.basis, self.s + one_precision(P0, self.name))
+
+    def to_dense(self) -> Float[Tensor, "p p"]:
+        return self.mv(torch.eye(self.p, dtype=torch.float64, device=self.s.device))
+
+
+@dataclass(frozen=True, eq=False)
+class RotatedPrecision(Precision):
+    """P = U diag(E) Uᵀ with U = U_B ⊗ U_A: diagonal after a rotation of inputs and outputs."""
+
+    arrangement: Arrangement
+    basis: Basis
+    E: Float[Tensor, "q o i"]
+
+    @property
+    def p(self) -> int:  # type: ignore[override]
+        return self.E.numel()
+
+    def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+        return self._through(v, self.E)
+
+    def solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+        return self._through(v, 1 / self.E)
+
+    def half_solve(self, eps: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+        W = self.arrangement.matrices(eps) * self.E.rsqrt()
+        return self.arrangement.flat(self.basis.back(W), self.p)
+
+    def inv_quad(self, J: Rows) -> Float[Tensor, "n c c"]:
+        return J.rotated(self.basis).quad(self._inverse)
+
+    def inv_quad_diagonal(self, J: Rows) -> Float[Tensor, "n c"]:
+        return J.rotated(self.basis).quad_diagonal(self._inverse)
+
+    def inv_gram(self, J: Rows) -> Float[Tensor, "nc nc"]:
+        rotated = J.rotated(self.basis)
+        every = torch.arange(self.p, device=self.E.device)
+        return rotated.cross(rotated, GroupedDiagonal(self._inverse, every))
+
+    def inv_diagonal(self) -> Float[Tensor, " p"]:
+        return self.arrangement.flat(_through_squares(self.basis, 1 / self.E), self.p)
+
+    def logdet(self) -> Scalar:
+        return self.E.log().sum()
+
+    def to_dense(self) -> Float[Tensor, "p p"]:
+        return self.mv(torch.eye(self.p, dtype=torch.float64, device=self.E.device))
+
+    @cached_property
+    def _inverse(self) -> Float[Tensor, " p"]:
+        return (1 / self.E).flatten()
+
+    def _through(self, v: Tensor, E: Tensor) -> Tensor:
+        W = self.basis.rotate(self.arrangement.matrices(v))
+        return self.arrangement.flat(self.basis.back(E * W), self.p)
+
+
+def one_precision(P0: GroupedDiagonal, name: str) -> Scalar:
+    """The block's single prior precision: a Kronecker product plus an uneven diagonal has no cheap inverse."""
+    if not P0.isotropic:
+        sizes = ", ".join(str(int(size)) for size in P0.sizes[:4])
+        raise StructureError(
+            f"Kronecker block '{name}' needs one prior precision, but the prior has {P0.n_groups} groups in it "
+            f"({sizes} entries). A Kronecker product plus an uneven diagonal has no cheap exact inverse. Use "
+            'groups="layer" (or Kron(bias="separate") with groups="tensor"), or structure "diag" or "full".'
+        )
+    return P0.values[0]
+
+
+def _through_squares(basis: Basis, E: Float[Tensor, "q o i"]) -> Float[Tensor, "q o i"]:
+    """diag of U diag(E) Uᵀ: Σ_pj U_B[o, p]² E[p, j] U_A[i, j]²."""
+    return basis.U_B**2 @ E @ (basis.U_A**2).mT
