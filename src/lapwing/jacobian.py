@@ -1,23 +1,37 @@
-"""The Jacobian as a value: one block per parameter tensor or layer, factored where the layer allows it.
+"""The Jacobian as a value: one block per layer or parameter tensor, factored where the layer allows it.
 
-For a linear layer s_t = W a_t + b used at positions t, ∂f_c/∂W = Σ_t g_ct a_tᵀ with g = ∂f_c/∂s_t. The factors
-(a, g) are the whole block; contractions work on them and nothing of size n · c · P is formed. Blocks without
-factors are dense. Everything is float64, whatever the model computes in.
+A layer that computes s_t = W a_t at positions t has ∂f_c/∂W = Σ_t g_ct a_tᵀ with g = ∂f_c/∂s_t. The factors (a, g) are
+the whole block; contractions work on them and nothing of size n · c · P is formed. A bias is a column of W whose input
+is 1. Blocks without factors are dense. Factors keep the model's dtype; sums over them come out in float64.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
+from math import prod
 
 import torch
 
 from lapwing._types import Float, Int, Tensor
-from lapwing.operators import GroupedDiagonal, Rows
+from lapwing.operators import Arrangement, Basis, GroupedDiagonal, Rows
 
 _CACHED_FLOATS = 1 << 17  # one megabyte of float64
+
+
+@dataclass(frozen=True)
+class RowSizes:
+    """Numbers one row of J takes: as factors of all layers, dense in its largest layer, and dense throughout."""
+
+    factored: int
+    widest: int
+    dense: int
+
+    @classmethod
+    def of(cls, blocks: Sequence[Block], p: int) -> RowSizes:
+        return cls(sum(b.row_floats for b in blocks), max((b.contracted_floats for b in blocks), default=0), p)
 
 
 class Block(ABC):
@@ -30,12 +44,21 @@ class Block(ABC):
 
     @abstractmethod
     def parts(self) -> tuple[Float[Tensor, "n c _"], ...]:
-        """The dense columns, one array per slice."""
+        """The dense columns, one array per slice, float64."""
 
     @property
     def row_floats(self) -> int:
-        """Numbers that one row takes while it is contracted."""
+        """Numbers that one row takes as it is kept."""
         return sum(s.stop - s.start for s in self.slices)
+
+    @property
+    def contracted_floats(self) -> int:
+        """Numbers that one row takes, besides, while it is contracted."""
+        return sum(s.stop - s.start for s in self.slices)
+
+    @abstractmethod
+    def mv(self, v: Float[Tensor, "s p"]) -> Float[Tensor, "s n c"]:
+        """J v for some vectors."""
 
     @abstractmethod
     def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]: ...
@@ -52,6 +75,10 @@ class Block(ABC):
     @abstractmethod
     def shifted(self, offset: int) -> Block:
         """The same columns in a parameter vector that starts `offset` later."""
+
+    def within(self, where: slice) -> Block | None:
+        """The columns inside a slice of the parameters, if any; tensors are never cut."""
+        return self if all(where.start <= s.start and s.stop <= where.stop for s in self.slices) else None
 
     @abstractmethod
     def concatenated(self, others: Sequence[Block]) -> Block: ...
@@ -81,26 +108,29 @@ class DenseBlock(Block):
         return (self.where,)
 
     def parts(self) -> tuple[Float[Tensor, "n c k"], ...]:
-        return (self.values,)
+        return (self.values.double(),)
+
+    def mv(self, v: Float[Tensor, "s p"]) -> Float[Tensor, "s n c"]:
+        return torch.einsum("nck,sk->snc", self.values.double(), v[:, self.where])
 
     def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]:
-        return (self.values * weights[self.where]) @ self.values.mT
+        return ((self.values * weights[self.where].to(self.values.dtype)) @ self.values.mT).double()
 
     def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]:
-        return self.values**2 @ weights[self.where]
+        return (self.values**2 @ weights[self.where].to(self.values.dtype)).double()
 
     def cross(self, other: Block, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
         (values,) = other.parts()
-        return (self.values.flatten(0, 1) * D.diagonal[self.where]) @ values.flatten(0, 1).T
+        return (self.values.double().flatten(0, 1) * D.diagonal[self.where]) @ values.flatten(0, 1).T
 
     def sum_squares(self) -> tuple[Float[Tensor, " k"], ...]:
-        return ((self.values**2).sum((0, 1)),)
+        return ((self.values.double() ** 2).sum((0, 1)),)
 
     def shifted(self, offset: int) -> DenseBlock:
-        return replace(self, where=_shift(self.where, offset))
+        return replace(self, where=slice(self.where.start + offset, self.where.stop + offset))
 
     def concatenated(self, others: Sequence[Block]) -> DenseBlock:
-        return replace(self, values=torch.cat([self.values, *(other.parts()[0] for other in others)]))
+        return replace(self, values=torch.cat([self.values, *(other.parts()[0].to(self.values) for other in others)]))
 
     def single_rows(self) -> DenseBlock:
         return replace(self, values=self.values.flatten(0, 1)[:, None])
@@ -113,155 +143,141 @@ class DenseBlock(Block):
 
 
 @dataclass(frozen=True, eq=False)
-class LinearBlock(Block):
-    """A linear layer's columns as factors; `weight` or `bias` is None when that tensor is not inferred."""
+class FactorBlock(Block):
+    """A layer's columns as factors: inputs a (n, r, q, i) and output gradients g (n, c, r, q, o) of q parallel maps.
 
-    weight: slice | None
-    bias: slice | None
-    a: Float[Tensor, "n r i"]
-    g: Float[Tensor, "n c r o"]
+    The inputs are computed when first needed: a convolution's patches are much larger than its input, and
+    accumulating the output factor alone never looks at them.
+    """
+
+    arrangement: Arrangement
+    g: Float[Tensor, "n c r q o"]
+    inputs: Callable[[], Float[Tensor, "n r q i"]]
+
+    @cached_property
+    def a(self) -> Float[Tensor, "n r q i"]:
+        return self.inputs()
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        return tuple(s for s in (self.weight, self.bias) if s is not None)
+        return self.arrangement.slices
 
     @property
     def row_floats(self) -> int:
-        if not self._one_position:
-            return super().row_floats
-        return self.a.shape[2] + self.g.shape[3]
+        return prod(self.g.shape[2:])
+
+    @property
+    def contracted_floats(self) -> int:
+        inputs = prod(self.a.shape[1:])
+        return inputs if self.one_position else inputs + super().contracted_floats
+
+    @property
+    def one_position(self) -> bool:
+        return self.g.shape[2] == 1
+
+    def matrices(self) -> Float[Tensor, "n c q o i"]:
+        """Σ_t g_t a_tᵀ, in the model's dtype."""
+        n, c, r, q, o = self.g.shape
+        g = self.g.permute(0, 3, 1, 4, 2).reshape(n, q, c * o, r)
+        product = g @ self.a.permute(0, 2, 1, 3)
+        return product.reshape(n, q, c, o, -1).transpose(1, 2)
 
     def parts(self) -> tuple[Float[Tensor, "n c _"], ...]:
-        dense = []
-        if self.weight is not None:
-            dense.append(torch.einsum("ncro,nri->ncoi", self.g, self.a).flatten(2))
-        if self.bias is not None:
-            dense.append(self.g.sum(2))
-        return tuple(dense)
+        exact = replace(self, g=self.g.double(), inputs=self.a.double)
+        return self.arrangement.flat_parts(exact.matrices())
+
+    def mv(self, v: Float[Tensor, "s p"]) -> Float[Tensor, "s n c"]:
+        # Σ_t g_tᵀ V a_t: the change of the layer's outputs, then of f
+        V = self.arrangement.matrices(v.to(self.g.dtype))
+        changes = torch.einsum("nrqi,sqoi->snrqo", self.a, V)
+        return torch.einsum("ncrqo,snrqo->snc", self.g, changes).double()
 
     def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]:
-        if not self._one_position:
-            return _summed(piece.quad(weights) for piece in self._dense_blocks)
-        # Σ_oi g_co g_do a_i² w_oi = Σ_o g_co g_do q_o with q = W a² + w_b
-        g = self.g[:, :, 0]
-        return (g * self._output_weights(weights)[:, None]) @ g.mT
+        W = self.arrangement.matrices(weights).to(self.g.dtype)
+        if self.one_position:
+            # Σ_oi g_co g_do a_i² w_oi = Σ_o g_co g_do (W a²)_o
+            g = self.g[:, :, 0].flatten(2)
+            return ((g * self._squared_inputs_through(W)[:, None]) @ g.mT).double()
+        M = self.matrices().flatten(2)
+        M = M * W.flatten().sqrt() if W.requires_grad else M.mul_(W.flatten().sqrt())  # M is nobody else's
+        return (M @ M.mT).double()
 
     def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]:
-        if not self._one_position:
-            return _summed(piece.quad_diagonal(weights) for piece in self._dense_blocks)
-        return (self.g[:, :, 0] ** 2 @ self._output_weights(weights)[:, :, None])[..., 0]
+        W = self.arrangement.matrices(weights).to(self.g.dtype)
+        if self.one_position:
+            return (self.g[:, :, 0].flatten(2) ** 2 @ self._squared_inputs_through(W)[:, :, None])[..., 0].double()
+        return (self.matrices().flatten(2) ** 2 @ W.flatten()).double()
 
     def cross(self, other: Block, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
-        weight, bias = (None if s is None else D.constant_on(s) for s in (self.weight, self.bias))
-        factored = isinstance(other, LinearBlock) and self._one_position and other._one_position
-        if not factored or (weight is None) != (self.weight is None) or (bias is None) != (self.bias is None):
-            pieces = zip(self._dense_blocks, DenseBlocks.of(other), strict=True)
-            return _summed(mine.cross(theirs, D) for mine, theirs in pieces)
-        # (g·g')(d_w a·a' + d_b): two small Gram matrices instead of one over all weights
-        assert isinstance(other, LinearBlock)
-        zero = self.a.new_zeros(())
-        scaled = self.a[:, 0] * (zero if weight is None else weight)
-        inputs = torch.addmm((zero if bias is None else bias).reshape(1, 1), scaled, other.a[:, 0].T)
-        outputs = self.g[:, :, 0].flatten(0, 1) @ other.g[:, :, 0].flatten(0, 1).T
+        scales = self.arrangement.input_scales(D)
+        if not isinstance(other, FactorBlock) or not (self._single and other._single) or scales is None:
+            dense = zip(self.slices, self.parts(), other.parts(), strict=True)
+            return _summed((J.flatten(0, 1) * D.diagonal[s]) @ K.flatten(0, 1).T for s, J, K in dense)
+        # (g·g')(Σ_i d_i a_i a'_i): two small Gram matrices instead of one over all weights
+        inputs = (self.a[:, 0, 0].double() * scales) @ other.a[:, 0, 0].double().T
+        outputs = self.g[:, :, 0, 0].flatten(0, 1).double() @ other.g[:, :, 0, 0].flatten(0, 1).double().T
         if self.g.shape[1] == other.g.shape[1] == 1:
             return outputs * inputs
         shape = (self.g.shape[0], self.g.shape[1], other.g.shape[0], other.g.shape[1])
         return (outputs.view(shape) * inputs[:, None, :, None]).view_as(outputs)
 
     def sum_squares(self) -> tuple[Float[Tensor, " _"], ...]:
-        squares = []
-        if self.weight is not None and self._one_position:
-            squares.append(((self.g[:, :, 0] ** 2).sum(1).T @ self.a[:, 0] ** 2).flatten())
-        elif self.weight is not None:
-            # One output at a time: a batch × weights array is needed when positions add up, outputs are not.
-            per_output = (torch.einsum("nro,nri->noi", g, self.a) for g in self.g.unbind(1))
-            squares.append(_summed((w**2).sum(0) for w in per_output).flatten())
-        if self.bias is not None:
-            squares.append((self.g.sum(2) ** 2).sum((0, 1)))
-        return tuple(squares)
+        if self.one_position:
+            squares = torch.einsum("nqo,nqi->qoi", (self.g[:, :, 0] ** 2).sum(1), self.a[:, 0] ** 2)
+        else:
+            # One output at a time: positions add up before squaring, so a data × weights array is needed, not more.
+            each = (replace(self, g=self.g[:, [c]], inputs=lambda: self.a) for c in range(self.g.shape[1]))
+            squares = _summed(block.matrices().square_().sum((0, 1)) for block in each)
+        return self.arrangement.flat_parts(squares.double())
 
-    def shifted(self, offset: int) -> LinearBlock:
-        weight = None if self.weight is None else _shift(self.weight, offset)
-        return replace(self, weight=weight, bias=None if self.bias is None else _shift(self.bias, offset))
+    def rotated(self, U_B: Float[Tensor, "q o o"], U_A: Float[Tensor, "q i i"]) -> Block:
+        """The rows in other coordinates: W ↦ U_Bᵀ W U_A, flattened as (q, o, i)."""
+        q, o, i = len(U_B), U_B.shape[1], U_A.shape[1]
+        c, r = self.g.shape[1:3]
+        # Rotating the factors costs r (i² + c o²) per datum, rotating their products c (o² i + o i²).
+        if not self.one_position and c * (o * o * i + o * i * i) < r * (i * i + c * o * o):
+            turned = U_B.mT @ self.matrices() @ U_A
+            return DenseBlock(slice(0, q * o * i), turned.flatten(2))
+        g = torch.einsum("ncrqo,qop->ncrqp", self.g, U_B)
+        a = torch.einsum("nrqi,qij->nrqj", self.a, U_A)
+        return FactorBlock(Arrangement.plain(q, o, i), g, lambda: a)
 
-    def concatenated(self, others: Sequence[Block]) -> Block:
-        same = [other for other in others if isinstance(other, LinearBlock) and other.a.shape[1] == self.a.shape[1]]
-        if len(same) != len(others):  # other numbers of positions (sequences of other lengths): no common factor array
-            merged = [
-                mine.concatenated(theirs)
-                for mine, *theirs in zip(self._dense_blocks, *(DenseBlocks.of(o) for o in others), strict=True)
-            ]
-            return DenseBlocks(tuple(merged))
-        return replace(self, a=torch.cat([self.a, *(o.a for o in same)]), g=torch.cat([self.g, *(o.g for o in same)]))
+    def within(self, where: slice) -> Block | None:
+        weight, bias = (
+            s is not None and where.start <= s.start and s.stop <= where.stop
+            for s in (self.arrangement.weight, self.arrangement.bias)
+        )
+        if (weight + bias) in (0, len(self.slices)):
+            return self if weight or bias else None
+        kept = replace(self.arrangement, bias=None) if weight else replace(self.arrangement, weight=None)
+        columns = slice(None, -1) if weight else slice(-1, None)
+        return replace(self, arrangement=kept, inputs=lambda: self.a[..., columns])
 
-    def single_rows(self) -> LinearBlock:
-        return replace(self, a=self.a.repeat_interleave(self.g.shape[1], 0), g=self.g.flatten(0, 1)[:, None])
+    def shifted(self, offset: int) -> FactorBlock:
+        return replace(self, arrangement=self.arrangement.shifted(offset))
 
-    def outputs_at(self, rows: Int[Tensor, " k"]) -> LinearBlock:
-        return replace(self, g=self.g[:, rows])
+    def concatenated(self, others: Sequence[Block]) -> FactorBlock:
+        blocks = [self, *(other for other in others if isinstance(other, FactorBlock))]
+        r = max(block.g.shape[2] for block in blocks)  # shorter sequences get positions that contribute nothing
+        g = torch.cat([padded(block.g, r, 2) for block in blocks])
+        return replace(self, g=g, inputs=lambda: torch.cat([padded(block.a, r, 1) for block in blocks]))
 
-    def data_at(self, data: slice) -> LinearBlock:
-        return replace(self, a=self.a[data], g=self.g[data])
+    def single_rows(self) -> FactorBlock:
+        c = self.g.shape[1]
+        return replace(self, g=self.g.flatten(0, 1)[:, None], inputs=lambda: self.a.repeat_interleave(c, 0))
 
-    @property
-    def _one_position(self) -> bool:
-        return self.a.shape[1] == 1
+    def outputs_at(self, rows: Int[Tensor, " k"]) -> FactorBlock:
+        return replace(self, g=self.g[:, rows], inputs=lambda: self.a)
 
-    @property
-    def _dense_blocks(self) -> tuple[DenseBlock, ...]:
-        return tuple(DenseBlock(s, part) for s, part in zip(self.slices, self.parts(), strict=True))
-
-    def _output_weights(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n o"]:
-        q = self.a.new_zeros(self.g.shape[0], self.g.shape[3])
-        if self.weight is not None:
-            q = q + self.a[:, 0] ** 2 @ weights[self.weight].view(self.g.shape[3], self.a.shape[2]).T
-        return q if self.bias is None else q + weights[self.bias]
-
-
-@dataclass(frozen=True, eq=False)
-class DenseBlocks(Block):
-    """Several dense blocks that stand for one factored block (its weight and its bias)."""
-
-    pieces: tuple[DenseBlock, ...]
-
-    @staticmethod
-    def of(block: Block) -> tuple[DenseBlock, ...]:
-        return tuple(DenseBlock(s, part) for s, part in zip(block.slices, block.parts(), strict=True))
+    def data_at(self, data: slice) -> FactorBlock:
+        return replace(self, g=self.g[data], inputs=lambda: self.a[data])
 
     @property
-    def slices(self) -> tuple[slice, ...]:
-        return tuple(piece.where for piece in self.pieces)
+    def _single(self) -> bool:
+        return self.one_position and self.g.shape[3] == 1
 
-    def parts(self) -> tuple[Float[Tensor, "n c _"], ...]:
-        return tuple(piece.values for piece in self.pieces)
-
-    def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]:
-        return _summed(piece.quad(weights) for piece in self.pieces)
-
-    def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]:
-        return _summed(piece.quad_diagonal(weights) for piece in self.pieces)
-
-    def cross(self, other: Block, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
-        return _summed(mine.cross(theirs, D) for mine, theirs in zip(self.pieces, DenseBlocks.of(other), strict=True))
-
-    def sum_squares(self) -> tuple[Float[Tensor, " _"], ...]:
-        return tuple(piece.sum_squares()[0] for piece in self.pieces)
-
-    def shifted(self, offset: int) -> DenseBlocks:
-        return DenseBlocks(tuple(piece.shifted(offset) for piece in self.pieces))
-
-    def concatenated(self, others: Sequence[Block]) -> DenseBlocks:
-        columns = zip(self.pieces, *(DenseBlocks.of(other) for other in others), strict=True)
-        return DenseBlocks(tuple(first.concatenated(rest) for first, *rest in columns))
-
-    def single_rows(self) -> DenseBlocks:
-        return DenseBlocks(tuple(piece.single_rows() for piece in self.pieces))
-
-    def outputs_at(self, rows: Int[Tensor, " k"]) -> DenseBlocks:
-        return DenseBlocks(tuple(piece.outputs_at(rows) for piece in self.pieces))
-
-    def data_at(self, data: slice) -> DenseBlocks:
-        return DenseBlocks(tuple(piece.data_at(data) for piece in self.pieces))
+    def _squared_inputs_through(self, W: Float[Tensor, "q o i"]) -> Float[Tensor, "n qo"]:
+        return torch.einsum("nqi,qoi->nqo", self.a[:, 0] ** 2, W).flatten(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -282,7 +298,8 @@ class Jacobian(Rows):
         return J
 
     def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... n c"]:
-        return torch.einsum("ncp,...p->...nc", self._dense_once, v)
+        flat = v.reshape(-1, self.p)
+        return _summed(block.mv(flat) for block in self.blocks).reshape(*v.shape[:-1], self.n, self.c)
 
     def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]:
         return _summed(block.quad(weights) for block in self.blocks)
@@ -307,9 +324,15 @@ class Jacobian(Rows):
                 total[s] = squares
         return total
 
+    def rotated(self, basis: Basis) -> Jacobian:
+        (block,) = self.blocks
+        assert isinstance(block, FactorBlock)
+        U_B, U_A = basis.at(block.g.dtype)
+        return replace(self, blocks=(block.rotated(U_B, U_A),), p=len(U_B) * U_B.shape[1] * U_A.shape[1])
+
     def columns(self, block: slice) -> Jacobian:
-        inside = [b for b in self.blocks if all(block.start <= s.start and s.stop <= block.stop for s in b.slices)]
-        blocks = tuple(b.shifted(-block.start) for b in inside)
+        inside = (b.within(block) for b in self.blocks)
+        blocks = tuple(b.shifted(-block.start) for b in inside if b is not None)
         return replace(self, blocks=blocks, p=block.stop - block.start)
 
     def concatenated(self, others: Sequence[Rows]) -> Jacobian:
@@ -318,20 +341,21 @@ class Jacobian(Rows):
         return replace(self, blocks=blocks, n=self.n + sum(other.n for other in others))
 
     def single_rows(self) -> Jacobian:
-        """The same rows as n · c data with one row each."""
         return replace(self, blocks=tuple(block.single_rows() for block in self.blocks), n=self.n * self.c, c=1)
 
     def outputs_at(self, rows: Int[Tensor, " k"]) -> Jacobian:
         """Some of the c rows of every datum."""
         return replace(self, blocks=tuple(block.outputs_at(rows) for block in self.blocks), c=len(rows))
 
-    @cached_property
-    def _dense_once(self) -> Float[Tensor, "n c p"]:
-        return self.dense()
 
-
-def _shift(s: slice, offset: int) -> slice:
-    return slice(s.start + offset, s.stop + offset)
+def padded(tensor: Tensor, r: int, axis: int) -> Tensor:
+    """Zeros behind the entries of an axis until there are r."""
+    missing = r - tensor.shape[axis]
+    if not missing:
+        return tensor
+    shape = list(tensor.shape)
+    shape[axis] = missing
+    return torch.cat([tensor, tensor.new_zeros(shape)], dim=axis)
 
 
 def _summed(terms: Iterable[Tensor]) -> Tensor:

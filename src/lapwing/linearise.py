@@ -22,8 +22,8 @@ from torch import nn
 from lapwing._types import Float, Tensor
 from lapwing.data import ModelInput
 from lapwing.errors import InputError, InputTypeError, LapwingError, ModelError, NumericalError, ShapeError
-from lapwing.jacobian import Block, DenseBlock, DenseBlocks, Jacobian
-from lapwing.layers import Calls, linear_blocks, recording
+from lapwing.jacobian import Block, DenseBlock, Jacobian, RowSizes
+from lapwing.layers import Calls, captured_blocks, recording
 from lapwing.params import ParamLayout
 from lapwing.sandbox import borrowed, install
 
@@ -106,7 +106,7 @@ class Linearised:
     datum_shape: tuple[int, ...]
     ruled: Mapping[str, nn.Module]  # modules whose blocks come from captured factors
     vectorised: bool  # whether torch.func can batch the rows of the other tensors
-    row_floats: int  # numbers that one row of J takes, factored where it stays factored
+    sizes: RowSizes  # what one row of J takes in memory
 
     @property
     def k(self) -> int:
@@ -131,13 +131,13 @@ class Linearised:
     def outputs(self, x: ModelInput) -> Float[Tensor, "n k"]:
         """f(x; θ*)."""
         with borrowed(self.network.model), torch.no_grad():
-            return self._flat(self.network(self.network.placed(x), {}), x.n)
+            return self.flat(self.network(self.network.placed(x), {}), x.n)
 
     def outputs_at(self, x: ModelInput, thetas: Float[Tensor, "s p"]) -> Float[Tensor, "s n k"]:
         """f(x; θ_s): the network itself at other weights, not its linearisation."""
         placed = self.network.placed(x)
         with borrowed(self.network.model), torch.no_grad():
-            draws = [self._flat(self.network(placed, self.tensors_at(theta)), x.n) for theta in thetas]
+            draws = [self.flat(self.network(placed, self.tensors_at(theta)), x.n) for theta in thetas]
         return torch.stack(draws)
 
     @contextmanager
@@ -147,10 +147,10 @@ class Linearised:
         with borrowed(self.network.model):
             leaves = {name: self.network.tensors[name].detach().requires_grad_() for name in self.layout.names}
             with recording(self.ruled) as calls:
-                f = self._flat(self.network(x, leaves), x.n)
+                f = self.flat(self.network(x, leaves), x.n)
             yield Trace(self, x, leaves, calls, f)
 
-    def _flat(self, output: Tensor, n: int) -> Float[Tensor, "n k"]:
+    def flat(self, output: Tensor, n: int) -> Float[Tensor, "n k"]:
         if output.numel() != n * self.k:
             raise ShapeError(
                 f"The model gave outputs of shape {tuple(output.shape)} for {n} inputs; the first batch had shape "
@@ -180,24 +180,20 @@ class Trace:
             )
         return f.float() if f.dtype in (torch.float16, torch.bfloat16) else f
 
-    def vjp(self, u: Float[Tensor, "n k"]) -> Float[Tensor, " p"]:
-        """Σ_n J_nᵀ u_n."""
-        gradients = _pull_back(self.f, self.leaves, u.to(self.f.dtype))
-        return torch.cat([g.double().reshape(-1) for g in gradients])
+    def add_vjp_(self, total: Float[Tensor, " p"], u: Float[Tensor, "n k"]) -> None:
+        """total ← total + Σ_n J_nᵀ u_n, in place."""
+        layout = self.linearised.layout
+        for name, g in zip(self.leaves, pull_back(self.f, self.leaves, u.to(self.f.dtype)), strict=True):
+            total[layout[name]].add_(g.reshape(-1))
 
     def rows(self, cotangents: Float[Tensor, "n k c"]) -> Jacobian:
         """Rows u_cᵀ J_n for the c columns u of the cotangents: J itself when they are the identity."""
         layout, rest = self.linearised.layout, self.linearised.rest
-        factored = linear_blocks(self.calls, layout, self.f, cotangents) if self.calls else {}
+        captured = captured_blocks(self.calls, layout, self.f, cotangents)
         dense = self._rest_rows(cotangents) if rest.names else {}
         blocks: list[Block] = []
         for path, names in layout.modules.items():
-            if path in factored:
-                blocks.append(factored[path])
-            elif path in self.linearised.ruled:  # not called for these inputs: no effect on them
-                blocks.append(self._zero_blocks(names, cotangents.shape[-1]))
-            else:
-                blocks += [DenseBlock(layout[name], dense[name]) for name in names]
+            blocks += captured[path] if path in captured else [DenseBlock(layout[n], dense[n]) for n in names]
         return Jacobian(tuple(blocks), self.x.n, cotangents.shape[-1], layout.p, self.f.device)
 
     def jacobian(self) -> Jacobian:
@@ -214,12 +210,7 @@ class Trace:
                 rows = vectorised_rows(self.linearised, self.x, rest, cotangents)
         if rows is None:
             rows = looped_rows(self.linearised, self.x, rest, cotangents)
-        return {name: r.double().reshape(*r.shape[:2], -1) for name, r in rows.items()}
-
-    def _zero_blocks(self, names: tuple[str, ...], c: int) -> DenseBlocks:
-        layout = self.linearised.layout
-        zeros = [torch.zeros(self.x.n, c, prod(layout.shape(n)), dtype=torch.float64) for n in names]
-        return DenseBlocks(tuple(DenseBlock(layout[n], z.to(self.f.device)) for n, z in zip(names, zeros, strict=True)))
+        return {name: r.reshape(*r.shape[:2], -1) for name, r in rows.items()}
 
 
 def looped_rows(
@@ -228,18 +219,20 @@ def looped_rows(
     """Rows of J by one forward pass per datum and one backward pass per row: works for every model."""
     rows = []
     for i in range(x.n):
-        f = linearised._flat(linearised.network(x.rows(slice(i, i + 1)), leaves), 1)[0]
-        rows.append([_pull_back(f, leaves, u) for u in cotangents[i].unbind(-1)])
+        f = linearised.flat(linearised.network(x.rows(slice(i, i + 1)), leaves), 1)[0]
+        rows.append([pull_back(f, leaves, u) for u in cotangents[i].unbind(-1)])
     return {
         name: torch.stack([torch.stack([row[j] for row in datum]) for datum in rows]) for j, name in enumerate(leaves)
     }
 
 
-def _pull_back(f: Tensor, leaves: Mapping[str, Tensor], u: Tensor) -> tuple[Tensor, ...]:
+def pull_back(f: Tensor, leaves: Mapping[str, Tensor], u: Tensor) -> tuple[Tensor, ...]:
     if not f.requires_grad:  # the output does not depend on any of these tensors
         return tuple(torch.zeros_like(p) for p in leaves.values())
     gradients = torch.autograd.grad(f, list(leaves.values()), u, retain_graph=True, allow_unused=True)
-    return tuple(torch.zeros_like(p) if g is None else g for p, g in zip(leaves.values(), gradients, strict=True))
+    # An embedding may ask for sparse gradients; rows are dense here.
+    dense = (g.to_dense() if g is not None and g.is_sparse else g for g in gradients)
+    return tuple(torch.zeros_like(p) if g is None else g for p, g in zip(leaves.values(), dense, strict=True))
 
 
 def vectorised_rows(
@@ -253,7 +246,7 @@ def vectorised_rows(
         one = _refilled(x, [value[None] for value in values])
 
         def f(tensors: dict[str, Tensor]) -> Tensor:
-            return linearised._flat(linearised.network(one, tensors), 1)[0]
+            return linearised.flat(linearised.network(one, tensors), 1)[0]
 
         pull_back = torch.func.vjp(f, detached)[1]
         return torch.vmap(lambda column: pull_back(column)[0], in_dims=1)(u)

@@ -7,18 +7,19 @@ each datum alone; a tensor for which it does not is handed to plain reverse mode
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
 
-from lapwing._types import Tensor
+from lapwing._types import Float, Tensor
 from lapwing.data import ModelInput
 from lapwing.errors import InputError, ModelError
-from lapwing.jacobian import Block
-from lapwing.layers import Calls, linear_blocks, ruled_modules
-from lapwing.linearise import Linearised, Network, check_outputs, looped_rows, vectorised_rows
+from lapwing.jacobian import Block, RowSizes
+from lapwing.layers import Calls, RewrittenRule, captured_blocks, rule_for, ruled_modules
+from lapwing.linearise import Linearised, Network, check_outputs, pull_back, vectorised_rows
 from lapwing.params import ParamLayout, of_module
 from lapwing.sandbox import borrowed
 
@@ -32,16 +33,19 @@ def linearise(model: nn.Module, choose: LayoutChoice, x: ModelInput) -> Linearis
     layout = choose(model, x)
     network = Network.of(model)
     few = network.placed(x.rows(torch.arange(_N) % x.n))
-    plain = Linearised(network, layout, _datum_shape(network, few), {}, vectorised=False, row_floats=layout.p)
+    plain = Linearised(
+        network, layout, _datum_shape(network, few), {}, vectorised=False, sizes=RowSizes(layout.p, layout.p, layout.p)
+    )
     _check_rows_independent(plain, few)
     with borrowed(model):
-        shifted = _shifted(plain)
-        truth, cotangents = _true_rows(shifted, few)
-        blocks = _agreeing_blocks(shifted, few, cotangents, truth)
+        shifted, directions = _shifted(plain)
+        truth = _true_projections(shifted, few, directions)
+        blocks = _agreeing_blocks(shifted, few, truth)
         with_rules = replace(shifted, ruled={path: model.get_submodule(path) for path in blocks})
-        vectorised = bool(with_rules.rest.names) and _vectorised_agrees(with_rules, few, cotangents, truth)
-    row_floats = with_rules.rest.p + sum(block.row_floats for block in blocks.values())
-    return replace(plain, ruled=with_rules.ruled, vectorised=vectorised, row_floats=row_floats)
+        vectorised = bool(with_rules.rest.names) and _vectorised_agrees(with_rules, few, truth)
+    sizes = RowSizes.of([block for some in blocks.values() for block in some], layout.p)
+    sizes = replace(sizes, factored=sizes.factored + with_rules.rest.p)
+    return replace(plain, ruled=with_rules.ruled, vectorised=vectorised, sizes=sizes)
 
 
 def last_layer(model: nn.Module, x: ModelInput) -> ParamLayout:
@@ -90,71 +94,146 @@ def _check_rows_independent(linearised: Linearised, few: ModelInput) -> None:
         )
 
 
-def _shifted(linearised: Linearised) -> Linearised:
-    """The same network at weights moved by a tenth of their size, at random."""
+@dataclass(frozen=True, eq=False)
+class Projections:
+    """What plain reverse mode says of three data, two random combinations of outputs each.
+
+    Rows of J are compared through their products with one random direction per tensor: two different rows agree
+    there by chance only, and nothing of the size of all rows is kept.
+    """
+
+    directions: Mapping[str, Tensor]
+    cotangents: Float[Tensor, "n k 2"]
+    values: Mapping[str, Float[Tensor, "n 2"]]
+    norms: Mapping[str, Float[Tensor, "n 2"]]
+
+    def agree(self, name: str, found: Float[Tensor, "n 2"], beside: Sequence[str] = ()) -> bool:
+        """Up to the tensor's own size, and the rounding of those beside it in the same module.
+
+        A bias may cancel out of the network (that of attention's keys does): its gradient is rounding then.
+        """
+        dtype = self.directions[name].dtype
+        rounding = sum((self.norms[other] for other in beside), torch.full_like(self.norms[name], 1e-30))
+        slack = min(100 * torch.finfo(dtype).eps, _tolerance(dtype) / 10)  # in half precision eps is large
+        allowed = _tolerance(dtype) * self.norms[name] + slack * rounding
+        return bool(((found.double() - self.values[name]).abs() <= allowed).all())
+
+
+def _shifted(linearised: Linearised) -> tuple[Linearised, dict[str, Tensor]]:
+    """The same network at weights moved by a tenth of their size at random, and the directions moved in."""
     generator = torch.Generator().manual_seed(0)
-    tensors = dict(linearised.network.tensors)
+    tensors, directions = dict(linearised.network.tensors), {}
     for name in linearised.layout.names:
         old = tensors[name]
-        noise = torch.randn(old.shape, generator=generator, dtype=torch.float64).to(old.device, old.dtype)
-        tensors[name] = old + 0.1 * (old.double().square().mean().sqrt().to(old.dtype) + 0.1) * noise
-    return replace(linearised, network=replace(linearised.network, tensors=tensors))
+        directions[name] = torch.randn(old.shape, generator=generator, dtype=torch.float32).to(old)
+        size = float(old.float().norm()) / old.numel() ** 0.5
+        tensors[name] = torch.add(old, directions[name], alpha=0.1 * (size + 0.1))
+    return replace(linearised, network=replace(linearised.network, tensors=tensors)), directions
 
 
-def _true_rows(linearised: Linearised, few: ModelInput) -> tuple[dict[str, Tensor], Tensor]:
+def _true_projections(linearised: Linearised, few: ModelInput, directions: dict[str, Tensor]) -> Projections:
     generator = torch.Generator().manual_seed(1)
     cotangents = torch.randn(few.n, linearised.k, 2, generator=generator, dtype=torch.float64)
+    cotangents = cotangents.to(linearised.network.device, linearised.outputs(few).dtype)
     leaves = {name: linearised.network.tensors[name].detach().requires_grad_() for name in linearised.layout.names}
-    some = next(iter(leaves.values()))
-    dtype = linearised.outputs(few).dtype
-    cotangents = cotangents.to(some.device, dtype)
-    return looped_rows(linearised, few, leaves, cotangents), cotangents
+    names = linearised.layout.names
+    values, norms = (torch.zeros(len(names), few.n, 2, dtype=torch.float64) for _ in range(2))
+    for i in range(few.n):
+        f = linearised.flat(linearised.network(few.rows(slice(i, i + 1)), leaves), 1)[0]
+        for c in range(2):
+            for k, row in enumerate(pull_back(f, leaves, cotangents[i, :, c])):
+                values[k, i, c] = float((row * directions[names[k]]).sum())
+                norms[k, i, c] = float(row.norm())
+    return Projections(
+        directions, cotangents, dict(zip(names, values, strict=True)), dict(zip(names, norms, strict=True))
+    )
 
 
-def _agreeing_blocks(
-    linearised: Linearised, few: ModelInput, cotangents: Tensor, truth: dict[str, Tensor]
-) -> dict[str, Block]:
-    """By module path, the captured factors that reproduce the true rows of every datum."""
-    candidates = ruled_modules(linearised.network.model, linearised.layout)
+def _agreeing_blocks(linearised: Linearised, few: ModelInput, truth: Projections) -> dict[str, list[Block]]:
+    """By module path, the captured blocks that reproduce the true rows of every datum."""
+    return _agreeing(linearised, few, truth, _faithful(linearised, few))
+
+
+def _agreeing(
+    linearised: Linearised, few: ModelInput, truth: Projections, candidates: dict[str, nn.Module]
+) -> dict[str, list[Block]]:
+    layout = linearised.layout
+    agreeing = {}
     with replace(linearised, ruled=candidates).trace(few) as trace:
         usable = {path: calls for path, calls in trace.calls.items() if _divides(calls, few.n)}
-        blocks = linear_blocks(usable, linearised.layout, trace.f, cotangents)
-    names = linearised.layout.modules
-    return {
-        path: block
-        for path, block in blocks.items()
-        if all(_close(part, _flat(truth[n])) for n, part in zip(names[path], block.parts(), strict=True))
-    }
+        captured = captured_blocks(usable, layout, trace.f, truth.cotangents)
+        for path, blocks in captured.items():
+            names = layout.modules[path]
+            if all(truth.agree(n, _projected(blocks, layout, n, truth), names) for n in names):
+                agreeing[path] = blocks
+    if any(isinstance(calls.rule, RewrittenRule) for path, calls in trace.calls.items() if path not in agreeing):
+        # Without a rewritten forward its maps are no longer seen: look again at what is left.
+        return _agreeing(linearised, few, truth, {path: candidates[path] for path in agreeing})
+    return agreeing
+
+
+def _faithful(linearised: Linearised, few: ModelInput) -> dict[str, nn.Module]:
+    """The modules with a rule, less those whose rewritten forward gives another output than their own."""
+    candidates = ruled_modules(linearised.network.model, linearised.layout)
+    other: set[str] = set()
+
+    def compare(path: str, rule: RewrittenRule, module: nn.Module) -> None:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            again = rule.forward(module, Calls(module, rule))(*args, **kwargs)
+            if not all(_same(a, b) for a, b in zip(_tensors(output), _tensors(again), strict=True)):
+                other.add(path)
+
+        module.register_forward_hook(hook, with_kwargs=True)  # the sandbox takes it off again
+
+    rewritten = {path: rule for path, m in candidates.items() if isinstance(rule := rule_for(m), RewrittenRule)}
+    if rewritten:
+        with borrowed(linearised.network.model), torch.no_grad():
+            for path, rule in rewritten.items():
+                compare(path, rule, candidates[path])
+            linearised.network(few, {})
+    return {path: module for path, module in candidates.items() if path not in other}
+
+
+def _tensors(output: Any) -> list[Tensor | None]:
+    return list(output) if isinstance(output, tuple) else [output]
+
+
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    scale = a.abs().nan_to_num().max()
+    return a.shape == b.shape and torch.allclose(a, b, 1e-30, _tolerance(a.dtype) * float(scale), equal_nan=True)
+
+
+def _projected(blocks: list[Block], layout: ParamLayout, name: str, truth: Projections) -> Float[Tensor, "n 2"]:
+    """The product of a module's rows with the direction of one of its tensors."""
+    direction = truth.directions[name].reshape(1, -1).double()
+    parts = [part for block in blocks if (part := block.within(layout[name])) is not None]
+    return torch.stack([part.shifted(-layout[name].start).mv(direction)[0] for part in parts]).sum(0)
 
 
 def _divides(calls: Calls, n: int) -> bool:
     """Whether the module's inputs can be told apart by datum at all, and reach the output."""
     return (
         bool(calls.inputs)
-        and all(a.numel() % (n * a.shape[-1]) == 0 for a in calls.inputs)
+        and all(calls.rule.divides(calls.module, x, n) for x in calls.inputs)
         and all(s.requires_grad for s in calls.outputs)
     )
 
 
-def _vectorised_agrees(linearised: Linearised, few: ModelInput, cotangents: Tensor, truth: dict[str, Tensor]) -> bool:
+def _vectorised_agrees(linearised: Linearised, few: ModelInput, truth: Projections) -> bool:
     rest = {name: linearised.network.tensors[name] for name in linearised.rest.names}
     try:
-        rows = vectorised_rows(linearised, few, rest, cotangents)
+        rows = vectorised_rows(linearised, few, rest, truth.cotangents)
     except Exception:  # torch.func refuses many models, in many ways; the loop computes the same rows for all of them
         return False
-    return all(_close(_flat(rows[name]), _flat(truth[name])) for name in rest)
+    return all(truth.agree(n, (row * truth.directions[n]).flatten(2).sum(-1)) for n, row in _at_least_3d(rows).items())
 
 
-def _close(a: Tensor, b: Tensor) -> bool:
-    tolerance = _tolerance(b.dtype)
-    a, b = a.double(), b.double()
-    return bool((a - b).norm() <= tolerance * b.norm() + 1e-30)
+def _at_least_3d(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rows (n, c, *shape) of tensors without axes get one."""
+    return {name: row[..., None] if row.ndim == 2 else row for name, row in rows.items()}
 
 
 def _tolerance(dtype: torch.dtype) -> float:
     return {torch.float64: 1e-8, torch.float32: 1e-3}.get(dtype, 5e-2)
-
-
-def _flat(rows: Tensor) -> Tensor:
-    """(n, c, *shape) → (n, c, k), also for tensors without axes."""
-    return rows.reshape(*rows.shape[:2], -1)

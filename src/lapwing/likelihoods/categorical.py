@@ -96,11 +96,22 @@ class Categorical(Likelihood):
         return self._term_weight(f, y)[..., None, None] * output_hessian
 
     def hessian_root(self, f: Tensor, y: Tensor) -> Tensor:
-        """S = √w_y (diag √p − p √pᵀ): (..., C, C), of rank C − 1."""
+        """S = √w_y L with L Lᵀ = diag p − p pᵀ: (..., C, C − 1), one column less than there are classes.
+
+        L is the Cholesky factor in closed form. With q_j = Σ_{k>j} p_k the probability left after class j,
+        L_jj = √(p_j q_j / q_{j−1}) and L_ij = −(p_i / q_j) L_jj below; the last column is zero and left out.
+        """
         p = torch.softmax(f, -1)
-        eye = torch.eye(p.shape[-1], dtype=torch.bool, device=p.device)
-        S = torch.where(eye, torch.diag_embed(p.sqrt() * _complement(p)), -p[..., :, None] * p.sqrt()[..., None, :])
-        return self._term_weight(f, y).sqrt()[..., None, None] * S
+        left = p.flip(-1).cumsum(-1).flip(-1)  # q_{j−1}, sums of positive terms: no cancellation
+        before, after = left[..., :-1], left[..., 1:]
+        diagonal = _ratio(p[..., :-1] * after, before).sqrt()
+        below = -_ratio(p[..., :, None], after[..., None, :]) * diagonal[..., None, :]
+        row, column = (
+            torch.arange(p.shape[-1], device=p.device)[:, None],
+            torch.arange(p.shape[-1] - 1, device=p.device),
+        )
+        L = torch.where(row > column, below, torch.where(row == column, diagonal[..., None, :], 0.0))
+        return self._term_weight(f, y).sqrt()[..., None, None] * L
 
     def sample(self, f: Tensor, *, generator: torch.Generator) -> Tensor:
         """Labels from the softmax; class weights are the loss's, not the model's, and play no part."""
@@ -150,3 +161,8 @@ def _checked_weight(weight: Sequence[float] | Tensor) -> tuple[float, ...]:
             "A negative weight would make the curvature indefinite; use 0 to leave a class out."
         )
     return tuple(values.tolist())
+
+
+def _ratio(a: Tensor, b: Tensor) -> Tensor:
+    """a / b, and 0 where b has underflown to 0: a is no larger."""
+    return torch.where(b > 0, a / torch.where(b > 0, b, 1.0), 0.0)
