@@ -58,6 +58,19 @@ class Finding:
             yield Finding("tensors without effect on the outputs", listed, False, "Their posterior is their prior.")
 
     @staticmethod
+    def of_structure(structure: str, why: str) -> Finding:
+        return Finding("structure", f"{structure} ({why})", False, "")
+
+    @staticmethod
+    def of_loose(treated: list[tuple[str, str]]) -> Iterator[Finding]:
+        if treated:
+            kinds = dict.fromkeys(how for _, how in treated)
+            listed = "; ".join(f"{how}: {', '.join(n for n, h in treated if h == how)}" for how in kinds)
+            yield Finding(
+                "tensors without a Kronecker rule", listed, False, "Nothing is approximated in their own block."
+            )
+
+    @staticmethod
     def of_rows(ruled: tuple[str, ...], rest: tuple[str, ...], vectorised: bool) -> Finding:
         how = "vectorised" if vectorised else "one datum at a time (torch.func cannot batch this model)"
         value = f"{len(ruled)} layers by captured factors"

@@ -11,14 +11,21 @@ import torch
 
 from lapwing import evidence, predictive, registry
 from lapwing._types import Float, Scalar, Tensor
-from lapwing.curvature import Estimate, Fisher, Structure, estimate
+from lapwing.curvature import Estimate, Fisher, Kron, Structure, estimate
 from lapwing.data import ModelInput, as_batches, as_input
 from lapwing.diagnosis import Diagnosis, Finding
 from lapwing.errors import InputTypeError, StructureError
 from lapwing.likelihoods import Gaussian, Likelihood, Sites
 from lapwing.linearise import Linearised
 from lapwing.observations import observed
-from lapwing.operators import Curvature, Precision
+from lapwing.operators import (
+    BlockDiagonalCurvature,
+    Curvature,
+    DenseCurvature,
+    DiagonalCurvature,
+    LowRankCurvature,
+    Precision,
+)
 from lapwing.params import ParamLayout
 from lapwing.predictive import Frame, Prediction, WeightGaussian
 from lapwing.priors import GaussianPrior
@@ -88,6 +95,7 @@ class Posterior:
     likelihood_scale: Scalar
     chunk_floats: int
     history: tuple[Any, ...] = ()
+    why: str = "asked for"  # of the structure
 
     # --- the Gaussian over weights -------------------------------------------------------------
 
@@ -252,11 +260,11 @@ class Posterior:
         An estimated noise level keeps its value; `lw.tune` moves it.
         """
         with random_state_kept():
-            batches = observed(as_batches(more_data, "more_data"), self.likelihood, self.sites, progress=progress)
+            batches = as_batches(more_data, "more_data")
             more = estimate(
                 self.linearised,
                 self.likelihood,
-                batches,
+                lambda: observed(batches, self.likelihood, self.sites, progress=progress),
                 sites=self.sites,
                 structure=self.structure,
                 fisher=self.fisher,
@@ -291,7 +299,19 @@ class Posterior:
         yield from Finding.of_groups(self.prior.group_names, self.prior.precisions.detach())
         gradients_vanish = [n for n in self.layout.names if not bool(self.curvature.diagonal()[self.layout[n]].any())]
         yield from Finding.of_unused(gradients_vanish)
+        yield Finding.of_structure(type(self.structure).__name__.lower(), self.why)
+        yield from Finding.of_loose(self._loose())
         yield Finding.of_rows(tuple(self.linearised.ruled), self.linearised.rest.names, self.linearised.vectorised)
+
+    def _loose(self) -> list[tuple[str, str]]:
+        """Tensors without a Kronecker rule, and how each was treated."""
+        if not isinstance(self.structure, Kron) or not isinstance(self.curvature, BlockDiagonalCurvature):
+            return []
+        treated = {DiagonalCurvature: "exact diagonal", DenseCurvature: "exact dense block"}
+        treated[LowRankCurvature] = "exact dense block, kept as rows"
+        starts = {self.layout[name].start: name for name in self.layout.names}
+        blocks = zip(self.curvature.slices, self.curvature.blocks, strict=True)
+        return [(starts[s.start], treated[type(H)]) for s, H in blocks if type(H) in treated]
 
     # --- shapes ------------------------------------------------------------------------------------
 
@@ -300,7 +320,7 @@ class Posterior:
 
     @cached_property
     def weights(self) -> WeightGaussian:
-        row = self.structure.row_floats(self.layout, self.linearised.row_floats)
+        row = self.structure.row_floats(self.linearised.sizes)
         return WeightGaussian(self.linearised, self.precision, max(1, self.chunk_floats // row))
 
     def _shaped(self, f: Float[Tensor, "n k"]) -> Tensor:

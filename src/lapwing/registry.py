@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lapwing import params, priors, probe
-from lapwing.curvature import Block, Diag, Empirical, Exact, Fisher, Full, Sampled, Structure
+from lapwing.curvature import Block, Diag, Ekfac, Empirical, Exact, Fisher, Full, Kron, Sampled, Structure
 from lapwing.data import ModelInput
 from lapwing.errors import InputError, InputTypeError
 from lapwing.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson, Sites
@@ -22,7 +22,14 @@ from lapwing.probe import LayoutChoice
 
 T = TypeVar("T")
 
-STRUCTURES: dict[str, Structure | None] = {"auto": None, "full": Full(), "block": Block(), "diag": Diag()}
+STRUCTURES: dict[str, Structure | None] = {
+    "auto": None,
+    "full": Full(),
+    "block": Block(),
+    "kron": Kron(),
+    "ekfac": Ekfac(),
+    "diag": Diag(),
+}
 LINKS: dict[str, link_rules.Link] = {
     "probit": link_rules.PROBIT,
     "pairwise": link_rules.PAIRWISE,

@@ -49,7 +49,7 @@ def maximise_evidence(posterior: Posterior, *, noise: bool) -> Posterior:
     either: L-BFGS with the evidence's own gradient. The curvature at unit noise never changes.
     """
     tune_noise = noise and _noise_is_free(posterior)
-    spectral = posterior.prior.P0.isotropic and len(posterior.estimate.parts) == 1
+    spectral = posterior.prior.P0.isotropic and len(posterior.estimate.parts) == 1 and posterior.curvature.adds_prior
     if spectral and isinstance(posterior.fisher, Exact | Sampled):
         return _maximise_on_spectrum(posterior, tune_noise)
     return _maximise_by_lbfgs(posterior, tune_noise)

@@ -3,16 +3,19 @@
 from lapwing.curvature.accumulate import Block, Diag, Full, Structure
 from lapwing.curvature.estimate import Estimate, FitStatistics, estimate
 from lapwing.curvature.factors import Empirical, Exact, Fisher, Sampled
+from lapwing.curvature.kronecker import Ekfac, Kron
 
 __all__ = [
     "Block",
     "Diag",
+    "Ekfac",
     "Empirical",
     "Estimate",
     "Exact",
     "Fisher",
     "FitStatistics",
     "Full",
+    "Kron",
     "Sampled",
     "Structure",
     "estimate",

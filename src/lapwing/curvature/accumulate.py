@@ -6,12 +6,13 @@ Curvature is a sum over data, so an accumulator only ever adds; batches, chunks 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from lapwing._types import Tensor
-from lapwing.jacobian import Jacobian
+from lapwing.jacobian import Jacobian, RowSizes
 from lapwing.linalg import add_gram_, mirror_
 from lapwing.operators import (
     BlockDiagonalCurvature,
@@ -28,7 +29,8 @@ class Accumulator(ABC):
     """A running sum of rows' outer products, in one structure."""
 
     @abstractmethod
-    def add(self, rows: Jacobian) -> None: ...
+    def add(self, pieces: Iterable[Jacobian]) -> None:
+        """Add the rows of some data, which come some columns at a time."""
 
     @abstractmethod
     def result(self) -> Curvature: ...
@@ -40,13 +42,17 @@ class Structure(ABC):
     @abstractmethod
     def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator: ...
 
+    def second_pass(self, parts: Sequence[Curvature]) -> Sequence[Accumulator] | None:
+        """Accumulators for another pass over the data, given what the first one found; most need none."""
+        return None
+
     @abstractmethod
     def stored_floats(self, layout: ParamLayout) -> int:
         """Numbers kept after the fit, at most."""
 
     @abstractmethod
-    def row_floats(self, layout: ParamLayout, factored: int) -> int:
-        """Numbers one row SᵀJ takes while it is added; `factored` is what it takes as factors."""
+    def row_floats(self, sizes: RowSizes) -> int:
+        """Numbers one row SᵀJ takes while it is added or contracted."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +60,13 @@ class Full(Structure):
     """Every entry of H: exact. Kept as rows while there are fewer rows than parameters, else as a matrix."""
 
     def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
-        return _Full(layout.p, device)
+        return DenseSum(layout.p, device)
 
     def stored_floats(self, layout: ParamLayout) -> int:
         return layout.p**2
 
-    def row_floats(self, layout: ParamLayout, factored: int) -> int:
-        return 2 * layout.p
+    def row_floats(self, sizes: RowSizes) -> int:
+        return 2 * sizes.dense
 
 
 @dataclass(frozen=True)
@@ -68,13 +74,13 @@ class Block(Structure):
     """One dense block per module: exact within a layer, nothing between layers."""
 
     def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
-        return _Blocks(layout, device)
+        return _BlockSums(layout, device)
 
     def stored_floats(self, layout: ParamLayout) -> int:
         return sum((s.stop - s.start) ** 2 for s in layout.module_slices.values())
 
-    def row_floats(self, layout: ParamLayout, factored: int) -> int:
-        return 2 * max(s.stop - s.start for s in layout.module_slices.values()) + factored
+    def row_floats(self, sizes: RowSizes) -> int:
+        return 2 * sizes.dense
 
 
 @dataclass(frozen=True)
@@ -82,31 +88,32 @@ class Diag(Structure):
     """The diagonal of H only."""
 
     def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
-        return _Diagonal(layout.p, device)
+        return DiagonalSum(layout.p, device)
 
     def stored_floats(self, layout: ParamLayout) -> int:
         return layout.p
 
-    def row_floats(self, layout: ParamLayout, factored: int) -> int:
-        return 2 * factored
+    def row_floats(self, sizes: RowSizes) -> int:
+        return sizes.factored + 2 * sizes.widest
 
 
 _PENDING_ROWS = 1024  # rows gathered before they are multiplied out: few large products instead of many small ones
 
 
-class _Full(Accumulator):
+class DenseSum(Accumulator):
     def __init__(self, p: int, device: torch.device) -> None:
         self.p, self.device = p, device
         self.pieces: list[Jacobian] = []
         self.n_pending = 0
         self.H: Tensor | None = None
 
-    def add(self, rows: Jacobian) -> None:
-        self.pieces.append(rows)
-        self.n_pending += rows.n * rows.c
-        # N·C < P: the rows are the smaller side, and small Gram matrices replace the P × P one.
-        if self.n_pending >= (self.p if self.H is None else min(self.p, _PENDING_ROWS)):
-            self._fold()
+    def add(self, pieces: Iterable[Jacobian]) -> None:
+        for rows in pieces:
+            self.pieces.append(rows)
+            self.n_pending += rows.n * rows.c
+            # N·C < P: the rows are the smaller side, and small Gram matrices replace the P × P one.
+            if self.n_pending >= (self.p if self.H is None else min(self.p, _PENDING_ROWS)):
+                self._fold()
 
     def result(self) -> Curvature:
         if self.H is not None:
@@ -124,25 +131,27 @@ class _Full(Accumulator):
         self.pieces, self.n_pending = [], 0
 
 
-class _Blocks(Accumulator):
+class _BlockSums(Accumulator):
     def __init__(self, layout: ParamLayout, device: torch.device) -> None:
         self.slices = tuple(layout.module_slices.values())
-        self.blocks = [_Full(s.stop - s.start, device) for s in self.slices]
+        self.blocks = [DenseSum(s.stop - s.start, device) for s in self.slices]
 
-    def add(self, rows: Jacobian) -> None:
-        for s, block in zip(self.slices, self.blocks, strict=True):
-            block.add(rows.columns(s))
+    def add(self, pieces: Iterable[Jacobian]) -> None:
+        for rows in pieces:
+            for s, block in zip(self.slices, self.blocks, strict=True):
+                block.add([rows.columns(s)])
 
     def result(self) -> Curvature:
         return BlockDiagonalCurvature(self.slices, tuple(block.result() for block in self.blocks))
 
 
-class _Diagonal(Accumulator):
+class DiagonalSum(Accumulator):
     def __init__(self, p: int, device: torch.device) -> None:
         self.entries = torch.zeros(p, dtype=torch.float64, device=device)
 
-    def add(self, rows: Jacobian) -> None:
-        self.entries += rows.sum_squares()
+    def add(self, pieces: Iterable[Jacobian]) -> None:
+        for rows in pieces:
+            self.entries += rows.sum_squares()
 
     def result(self) -> Curvature:
         return DiagonalCurvature(self.entries)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
 
 from lapwing._types import Float, Tensor
-from lapwing.curvature.accumulate import Structure
+from lapwing.curvature.accumulate import Accumulator, Structure
 from lapwing.curvature.factors import Fisher
 from lapwing.data import ModelInput
 from lapwing.errors import located
+from lapwing.jacobian import Jacobian
 from lapwing.likelihoods import Likelihood, Sites
 from lapwing.linearise import Linearised, Trace
 from lapwing.operators import Curvature
@@ -42,10 +44,38 @@ class Estimate:
         return Estimate(parts, self.statistics + other.statistics)
 
 
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """One pass over the data: what is differentiated, how rows are made, and how many may be in memory."""
+
+    linearised: Linearised
+    likelihood: Likelihood
+    sites: Sites
+    fisher: Fisher
+    rows_at_once: int
+
+    def pieces(self, data: Iterable[tuple[ModelInput, Tensor]]) -> Generator[tuple[Trace, Tensor, Tensor], None, None]:
+        """(trace, f, y) for successive pieces of the batches; each trace is open until the next is asked for."""
+        # Tensors without a rule give all their rows in one sweep; layers with one give them column by column.
+        n = max(1, self.rows_at_once // (self.linearised.k if self.linearised.rest.names else 1))
+        for number, (batch, targets) in enumerate(data):
+            for start in range(0, batch.n, n):
+                whole = n >= batch.n
+                x, y = (batch, targets) if whole else (batch.rows(slice(start, start + n)), targets[start : start + n])
+                with located(f"batch {number}"), self.linearised.trace(x) as trace:
+                    yield trace, self.sites.split(trace.outputs), y
+
+    def rows(self, trace: Trace, part: Float[Tensor, "n t c m"]) -> Iterator[Jacobian]:
+        """SᵀJ for one part of the curvature, some columns at a time."""
+        columns = _columns(part, self.sites, self.fisher)
+        for group in columns.split(max(1, self.rows_at_once // trace.x.n), dim=-1):
+            yield trace.rows(group)
+
+
 def estimate(
     linearised: Linearised,
     likelihood: Likelihood,
-    data: Iterable[tuple[ModelInput, Tensor]],
+    data: Callable[[], Iterable[tuple[ModelInput, Tensor]]],
     *,
     sites: Sites,
     structure: Structure,
@@ -53,39 +83,73 @@ def estimate(
     chunk_floats: int,
 ) -> Estimate:
     """Sum the structure's curvature over (x, encoded y) batches; rows in memory stay within `chunk_floats` numbers."""
-    accumulators = None
-    statistics: FitStatistics | None = None
-    row_floats = structure.row_floats(linearised.layout, linearised.row_floats)
-    rows_at_once = max(1, chunk_floats // row_floats)
-    for number, (batch, targets) in enumerate(data):
-        for x, y in _pieces(batch, targets, max(1, rows_at_once // linearised.k)):
-            with located(f"batch {number}"), linearised.trace(x) as trace:
-                f = sites.split(trace.outputs)
-                seen = _statistics(trace, likelihood, sites, f, y)
-                parts = fisher.parts(likelihood, f, y)
-                if accumulators is None:
-                    accumulators = [structure.accumulator(linearised.layout, f.device) for _ in parts]
-                for accumulator, part in zip(accumulators, parts, strict=True):
-                    columns = _columns(part, sites, fisher)
-                    for group in columns.split(rows_at_once, dim=-1):
-                        accumulator.add(trace.rows(group))
-            statistics = seen if statistics is None else statistics + seen
-    assert accumulators is not None and statistics is not None  # Batches refuses to be empty
-    return Estimate(tuple(accumulator.result() for accumulator in accumulators), statistics)
+    rows_at_once = max(1, chunk_floats // structure.row_floats(linearised.sizes))
+    sweep = Pass(linearised, likelihood, sites, fisher, rows_at_once)
+    accumulators: list[Accumulator] = []
+    statistics = _RunningStatistics(sweep)
+    with closing(sweep.pieces(data())) as pieces:
+        for trace, f, y in pieces:
+            statistics.add(trace, f, y)
+            _accumulate(sweep, structure, trace, f, y, accumulators)
+    parts = [accumulator.result() for accumulator in accumulators]
+    second = structure.second_pass(parts)
+    if second is not None:
+        with closing(sweep.pieces(data())) as pieces:
+            for trace, f, y in pieces:
+                for accumulator, part in zip(second, fisher.parts(likelihood, f, y), strict=True):
+                    accumulator.add(sweep.rows(trace, part))
+        parts = [accumulator.result() for accumulator in second]
+    return Estimate(tuple(parts), statistics.result())
 
 
-def _pieces(x: ModelInput, y: Tensor, rows: int) -> Iterator[tuple[ModelInput, Tensor]]:
-    if x.n <= rows:
-        yield x, y
-        return
-    for start in range(0, x.n, rows):
-        yield x.rows(slice(start, start + rows)), y[start : start + rows]
+def _accumulate(
+    sweep: Pass, structure: Structure, trace: Trace, f: Tensor, y: Tensor, accumulators: list[Accumulator]
+) -> None:
+    parts = sweep.fisher.parts(sweep.likelihood, f, y)
+    if not accumulators:
+        accumulators += [structure.accumulator(sweep.linearised.layout, f.device) for _ in parts]
+    for accumulator, part in zip(accumulators, parts, strict=True):
+        accumulator.add(sweep.rows(trace, part))
 
 
-def _statistics(trace: Trace, likelihood: Likelihood, sites: Sites, f: Tensor, y: Tensor) -> FitStatistics:
-    residuals = likelihood.part_residuals(f, y)
-    gradients = torch.stack([trace.vjp(sites.join(r).reshape(len(f), -1)) for r in residuals])
-    return FitStatistics(len(f), likelihood.statistics(f.double(), y), gradients)
+_PENDING_PIECES = 16
+
+
+class _RunningStatistics:
+    """FitStatistics while they are being added up: float64 sums, updated in place."""
+
+    def __init__(self, sweep: Pass) -> None:
+        self.sweep, self.n = sweep, 0
+        self.likelihood: Tensor | float = 0.0
+        self.gradients: list[Tensor] = []
+        self.pending: list[Tensor] = []  # some pieces' gradients, in the model's precision
+        self.n_pending = 0
+
+    def add(self, trace: Trace, f: Float[Tensor, "n t c"], y: Tensor) -> None:
+        likelihood, sites = self.sweep.likelihood, self.sweep.sites
+        residuals = [sites.join(r).reshape(len(f), -1) for r in likelihood.part_residuals(f, y)]
+        if not self.gradients:
+            p = self.sweep.linearised.layout.p
+            self.gradients = [torch.zeros(p, dtype=torch.float64, device=f.device) for _ in residuals]
+            self.pending = [torch.zeros(p, dtype=f.dtype, device=f.device) for _ in residuals]
+        for total, r in zip(self.pending, residuals, strict=True):
+            trace.add_vjp_(total, r)
+        self.n_pending += 1
+        if self.n_pending >= _PENDING_PIECES:
+            self._fold()
+        self.likelihood = self.likelihood + likelihood.statistics(f.double(), y)
+        self.n += len(f)
+
+    def result(self) -> FitStatistics:
+        assert isinstance(self.likelihood, Tensor)  # Batches refuses to be empty
+        self._fold()
+        return FitStatistics(self.n, self.likelihood, torch.stack(self.gradients))
+
+    def _fold(self) -> None:
+        for total, some in zip(self.gradients, self.pending, strict=True):
+            total.add_(some)
+            some.zero_()
+        self.n_pending = 0
 
 
 def _columns(part: Float[Tensor, "n t c m"], sites: Sites, fisher: Fisher) -> Float[Tensor, "n k j"]:

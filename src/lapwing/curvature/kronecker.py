@@ -1,0 +1,211 @@
+"""Kronecker and EKFAC curvature out of the captured factors: A from layer inputs, B from output gradients.
+
+expand: A = 1/(N R) Σ_nt a aᵀ, B = Σ_nt g gᵀ.   reduce: with ā = mean_t a and ĝ = Σ_t g, A = 1/N Σ ā āᵀ, B = Σ ĝ ĝᵀ.
+(Martens and Grosse, 2015; Eschenhagen et al., 2023.) Sums are kept, and the mean is taken once: batches do not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from lapwing._types import Float, Tensor
+from lapwing.curvature.accumulate import Accumulator, DenseSum, DiagonalSum, Structure
+from lapwing.errors import InputError
+from lapwing.jacobian import Block, FactorBlock, Jacobian, RowSizes
+from lapwing.linalg import GramSum
+from lapwing.operators import (
+    Arrangement,
+    Basis,
+    BlockDiagonalCurvature,
+    Curvature,
+    Damping,
+    EigenCurvature,
+    ExactDamping,
+    KroneckerCurvature,
+    KroneckerFactors,
+    SplitDamping,
+)
+from lapwing.params import ParamLayout, owner
+
+MAX_DENSE_BLOCK = 1_024  # entries of a tensor without a Kronecker rule that still get their exact dense block
+
+_DAMPINGS: dict[str, Damping] = {"exact": ExactDamping(), "split": SplitDamping()}
+
+
+@dataclass(frozen=True)
+class Kron(Structure):
+    """B ⊗ A per layer; tensors without a Kronecker rule get their exact dense block, or diagonal when large.
+
+    `sharing` says how a layer's positions enter, `bias` whether it is a column of the weight or a block of its own,
+    `damping` whether the prior enters exactly or split over the factors.
+    """
+
+    sharing: str = "expand"
+    bias: str = "joint"
+    damping: str = "exact"
+
+    def __post_init__(self) -> None:
+        _check_word("sharing", self.sharing, ("expand", "reduce"))
+        _check_word("bias", self.bias, ("joint", "separate"))
+        _check_word("damping", self.damping, tuple(_DAMPINGS))
+
+    def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
+        return _LayerSums(self, layout, device)
+
+    def stored_floats(self, layout: ParamLayout) -> int:
+        return sum(_factor_floats(layout, names) for names in layout.modules.values())
+
+    def row_floats(self, sizes: RowSizes) -> int:
+        return sizes.factored + 2 * sizes.widest
+
+
+@dataclass(frozen=True)
+class Ekfac(Kron):
+    """Kronecker eigenbases with the curvature along each axis measured in a second pass over the data."""
+
+    def second_pass(self, parts: Sequence[Curvature]) -> Sequence[Accumulator] | None:
+        bases = _shared_bases(parts)
+        return [_AxisSums(part, bases) for part in parts if isinstance(part, BlockDiagonalCurvature)]
+
+    def stored_floats(self, layout: ParamLayout) -> int:
+        return super().stored_floats(layout) + layout.p
+
+
+class _LayerSums(Accumulator):
+    """One sum per block of the Jacobian, of the kind that suits it; built when the first rows show the blocks."""
+
+    def __init__(self, structure: Kron, layout: ParamLayout, device: torch.device) -> None:
+        self.structure, self.layout, self.device = structure, layout, device
+        self.sums: list[_FactorSum | _LooseSum] = []
+
+    def add(self, pieces: Iterable[Jacobian]) -> None:
+        for number, rows in enumerate(pieces):
+            if not self.sums:
+                self.sums = [self._sum_for(block) for block in rows.blocks]
+            for total, block in zip(self.sums, rows.blocks, strict=True):
+                total.add(block, rows, inputs_too=number == 0)  # all columns of the same data share their inputs
+
+    def result(self) -> Curvature:
+        found = sorted((pair for total in self.sums for pair in total.result()), key=lambda pair: pair[0].start)
+        return BlockDiagonalCurvature(tuple(s for s, _ in found), tuple(H for _, H in found))
+
+    def _sum_for(self, block: Block) -> _FactorSum | _LooseSum:
+        start = block.slices[0].start
+        name = next(n for n in self.layout.names if self.layout[n].start <= start < self.layout[n].stop)
+        if isinstance(block, FactorBlock):
+            return _FactorSum(self.structure, owner(name) or name, block)
+        return _LooseSum(block.slices[0], self.device)
+
+
+class _FactorSum:
+    """Σ a aᵀ, the number of positions in it, and Σ g gᵀ of one layer."""
+
+    def __init__(self, structure: Kron, name: str, block: FactorBlock) -> None:
+        self.structure, self.name, self.arrangement = structure, name, block.arrangement
+        q, o, i = block.arrangement.q, block.arrangement.o, block.arrangement.i
+        self.A, self.B = GramSum(q, i, block.g.device), GramSum(q, o, block.g.device)
+        self.count = 0.0
+
+    def add(self, block: Block, rows: Jacobian, *, inputs_too: bool) -> None:
+        assert isinstance(block, FactorBlock)
+        reduce = self.structure.sharing == "reduce"
+        if inputs_too and block.g.shape[2]:
+            a = block.a.mean(1, keepdim=True) if reduce else block.a
+            self.A.add(a.flatten(0, 1))
+            self.count += a.shape[0] * a.shape[1]
+        g = block.g.sum(2, keepdim=True) if reduce else block.g
+        self.B.add(g.flatten(0, 2))
+
+    def result(self) -> list[tuple[slice, Curvature]]:
+        arrangement = self.arrangement
+        A, B = self.A.result(), self.B.result()
+        if self.structure.bias != "separate" or len(arrangement.slices) == 1:
+            whole = slice(min(s.start for s in arrangement.slices), max(s.stop for s in arrangement.slices))
+            return [(whole, self._curvature(arrangement, A, B))]
+        assert arrangement.weight is not None and arrangement.bias is not None
+        alone = replace(arrangement, bias=None), replace(arrangement, weight=None)
+        ones = torch.full_like(A[:, :1, :1], self.count)  # the bias sees the input 1: A = 1
+        return [
+            (arrangement.weight, self._curvature(alone[0], A[:, :-1, :-1], B)),
+            (arrangement.bias, self._curvature(alone[1], ones, B)),
+        ]
+
+    def _curvature(self, arrangement: Arrangement, A: Float[Tensor, "q i i"], B: Float[Tensor, "q o o"]) -> Curvature:
+        start = min(s.start for s in arrangement.slices)
+        factors = KroneckerFactors(A, max(self.count, 1.0), B)
+        one = torch.ones((), dtype=torch.float64, device=A.device)
+        damping = _DAMPINGS[self.structure.damping]
+        return KroneckerCurvature(self.name, arrangement.shifted(-start), factors, one, damping)
+
+
+class _LooseSum:
+    """A tensor without a Kronecker rule: its exact dense block when it is small, else its exact diagonal."""
+
+    def __init__(self, where: slice, device: torch.device) -> None:
+        size = where.stop - where.start
+        self.where = where
+        self.total: Accumulator = (DenseSum if size <= MAX_DENSE_BLOCK else DiagonalSum)(size, device)
+
+    def add(self, block: Block, rows: Jacobian, *, inputs_too: bool) -> None:
+        moved = block.shifted(-self.where.start)
+        self.total.add([replace(rows, blocks=(moved,), p=self.where.stop - self.where.start)])
+
+    def result(self) -> list[tuple[slice, Curvature]]:
+        return [(self.where, self.total.result())]
+
+
+class _AxisSums(Accumulator):
+    """s = Σ (U_Bᵀ J U_A)² along the axes of given eigenbases; blocks without one keep what the first pass found."""
+
+    def __init__(self, first: BlockDiagonalCurvature, bases: dict[int, Basis]) -> None:
+        self.first, self.bases = first, bases
+        self.s = {
+            k: torch.zeros(H.p, dtype=torch.float64, device=basis.U_A.device)
+            for k, basis in bases.items()
+            for H in [first.blocks[k]]
+        }
+
+    def add(self, pieces: Iterable[Jacobian]) -> None:
+        for rows in pieces:
+            for k, basis in self.bases.items():
+                self.s[k] += rows.columns(self.first.slices[k]).rotated(basis).sum_squares()
+
+    def result(self) -> Curvature:
+        blocks = list(self.first.blocks)
+        for k, basis in self.bases.items():
+            H = self.first.blocks[k]
+            assert isinstance(H, KroneckerCurvature)
+            shape = (len(basis.U_B), basis.U_B.shape[1], basis.U_A.shape[1])
+            blocks[k] = EigenCurvature(H.name, H.arrangement, basis, self.s[k].reshape(shape))
+        return BlockDiagonalCurvature(self.first.slices, tuple(blocks))
+
+
+def _shared_bases(parts: Sequence[Curvature]) -> dict[int, Basis]:
+    """Eigenbases of the parts' sum, so that the parts can be added at any scale."""
+    first, *rest = parts
+    assert isinstance(first, BlockDiagonalCurvature)
+    ones = torch.ones(len(parts), dtype=torch.float64)
+    whole = first.mixed(rest, ones) if rest else first  # type: ignore[arg-type]
+    return {k: H.factors.basis for k, H in enumerate(whole.blocks) if isinstance(H, KroneckerCurvature)}
+
+
+def _factor_floats(layout: ParamLayout, names: tuple[str, ...]) -> int:
+    """An upper bound from shapes alone: both factors of every matrix, or the dense block of a small tensor."""
+    total = 0
+    for name in names:
+        shape = layout.shape(name)
+        size = layout[name].stop - layout[name].start
+        if len(shape) >= 2:
+            total += shape[0] ** 2 + (size // shape[0] + 1) ** 2
+        else:
+            total += size**2 if size <= MAX_DENSE_BLOCK else size
+    return 2 * total  # factors and their eigenvectors
+
+
+def _check_word(argument: str, word: str, known: tuple[str, ...]) -> None:
+    if word not in known:
+        listed = ", ".join(f'"{k}"' for k in known)
+        raise InputError(f"Kron: {argument} is one of {listed}, got {word!r}.")
