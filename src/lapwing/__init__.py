@@ -1,6 +1,6 @@
 """Lapwing: error bars for the neural network you already trained."""
 
-from lapwing.curvature import Block, Diag, Empirical, Exact, Full, Sampled
+from lapwing.curvature import Block, Diag, Ekfac, Empirical, Exact, Full, Kron, Sampled
 from lapwing.diagnosis import Diagnosis
 from lapwing.errors import (
     InputError,
@@ -11,7 +11,7 @@ from lapwing.errors import (
     ShapeError,
     StructureError,
 )
-from lapwing.fit import fit, prior, tune
+from lapwing.fit import fit, plan, prior, tune
 from lapwing.hessian import ExactHessian, exact_hessian
 from lapwing.likelihoods import (
     Bernoulli,
@@ -23,6 +23,7 @@ from lapwing.likelihoods import (
     Poisson,
     check_likelihood,
 )
+from lapwing.planning import Plan
 from lapwing.posterior import Posterior
 from lapwing.predictive import Prediction
 
@@ -35,6 +36,7 @@ __all__ = [
     "CustomLikelihood",
     "Diag",
     "Diagnosis",
+    "Ekfac",
     "Empirical",
     "Exact",
     "ExactHessian",
@@ -43,10 +45,12 @@ __all__ = [
     "HeteroscedasticGaussian",
     "InputError",
     "InputTypeError",
+    "Kron",
     "LapwingError",
     "Likelihood",
     "ModelError",
     "NumericalError",
+    "Plan",
     "Poisson",
     "Posterior",
     "Prediction",
@@ -56,6 +60,7 @@ __all__ = [
     "check_likelihood",
     "exact_hessian",
     "fit",
+    "plan",
     "prior",
     "tune",
 ]

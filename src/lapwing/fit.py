@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import nn
 
 from lapwing import curvature, priors, registry, tuning
-from lapwing.data import Batches, as_batches
+from lapwing.data import Batches, ModelInput, as_batches
 from lapwing.errors import InputError, InputTypeError, StructureError, located
 from lapwing.likelihoods import Gaussian, Likelihood, Sites
 from lapwing.linearise import Linearised
 from lapwing.observations import dropped_by_loader, encode_batch, observed
-from lapwing.plan import make_plan
+from lapwing.params import ParamLayout
+from lapwing.planning import (
+    Needs,
+    Plan,
+    Question,
+    Rehearsal,
+    Survey,
+    choose,
+    forward_macs,
+    make_plan,
+    n_columns,
+    parse_memory,
+)
 from lapwing.posterior import Posterior
 from lapwing.priors import GaussianPrior
-from lapwing.probe import linearise
+from lapwing.probe import last_layer, linearise
 from lapwing.sampling import seeded
 from lapwing.sandbox import plain_tensors, random_state_kept
 
@@ -44,27 +57,81 @@ def fit(
     registry.check_module("fit", model)
     model = _uncompiled(model)
     chosen, kind = registry.structure(structure), registry.fisher(fisher, seeded(generator))
-    scale, choose = registry.likelihood_scale(likelihood_scale), registry.layout_choice(params)
+    scale, layout_choice = registry.likelihood_scale(likelihood_scale), registry.layout_choice(params)
+    budget = parse_memory(memory)
     with random_state_kept():
         batches = as_batches(data)
-        linearised, family = _prepare(model, choose, likelihood, batches)
+        linearised, family, (x, _) = _prepare(model, layout_choice, likelihood, batches)
         resolved_prior = registry.prior(prior, linearised.layout).on(linearised.network.device)
-        n_parts = linearised.k if isinstance(family, Gaussian) and family.per_output else 1
-        plan = make_plan(chosen, linearised.layout, n_parts, memory)
+        n_parts = _n_parts(linearised, family)
+        taken = choose(chosen, Needs(Survey(linearised, x), n_parts, budget, resolved_prior.P0))
         sites = Sites(linearised.datum_shape, family.class_axis)
         estimate = curvature.estimate(
             linearised,
             family,
-            observed(batches, family, sites, progress=progress),
+            lambda: observed(batches, family, sites, progress=progress),
             sites=sites,
-            structure=plan.structure,
+            structure=taken.structure,
             fisher=kind,
-            chunk_floats=plan.chunk_floats,
+            chunk_floats=taken.chunk_floats,
         )
     _warn_of_dropped(batches, estimate.statistics.n)
     if isinstance(family, Gaussian) and family.noise_std is None:
         family = family.estimate(estimate.statistics.likelihood)
-    return Posterior(linearised, family, estimate, resolved_prior, plan.structure, kind, scale, plan.chunk_floats)
+    return Posterior(
+        linearised, family, estimate, resolved_prior, taken.structure, kind, scale, taken.chunk_floats, why=taken.why
+    )
+
+
+@plain_tensors()
+def plan(
+    model: nn.Module,
+    data: Any,
+    likelihood: str | Likelihood,
+    *,
+    params: Any = "all",
+    fisher: Any = "exact",
+    memory: str | float | None = None,
+    n_inputs: int | None = None,
+) -> Plan:
+    """What each structure would cost on this model and data, and what `auto` would take; print it.
+
+    Only the first batch is looked at. Peaks are for batches of its size, and for predicting `n_inputs` at a time (as
+    many as in the batch, unless given).
+    """
+    registry.check_module("plan", model)
+    model = _uncompiled(model)
+    kind, layout_choice, budget = (
+        registry.fisher(fisher, seeded(None)),
+        registry.layout_choice(params),
+        parse_memory(memory),
+    )
+    with random_state_kept():
+        batches = as_batches(data)
+        last = _last_layer(model, batches)
+        whole = _rehearsal(model, layout_choice, likelihood, batches)
+        asked = [("all" if params == "all" else "as asked", whole)]
+        if last is not None and last != whole.survey.layout:
+            asked.append(("last layer", _rehearsal(model, lambda *_: last, likelihood, batches)))
+        macs = forward_macs(
+            whole.survey
+            if params == "all"
+            else Survey(linearise(model, registry.layout_choice("all"), whole.x), whole.x)
+        )
+        questions = [
+            Question(
+                params=words,
+                needs=Needs(rehearsal.survey, rehearsal.n_parts, budget),
+                rehearsal=rehearsal,
+                fisher=kind,
+                n_data=len(batches) * rehearsal.x.n or None,
+                n_inputs=n_inputs or rehearsal.x.n,
+                forward_macs=macs,
+                body_columns=0 if rehearsal.survey.layout == last else n_columns(rehearsal, kind),
+            )
+            for words, rehearsal in asked
+        ]
+        return make_plan(questions)
 
 
 @plain_tensors()
@@ -122,15 +189,34 @@ def _uncompiled(model: nn.Module) -> nn.Module:
     return getattr(model, "_orig_mod", model)
 
 
-def _prepare(model: nn.Module, choose: Any, likelihood: Any, batches: Batches) -> tuple[Linearised, Likelihood]:
+def _n_parts(linearised: Linearised, likelihood: Likelihood) -> int:
+    return linearised.k if isinstance(likelihood, Gaussian) and likelihood.per_output else 1
+
+
+def _prepare(
+    model: nn.Module, layout_choice: Any, likelihood: Any, batches: Batches
+) -> tuple[Linearised, Likelihood, tuple[ModelInput, torch.Tensor]]:
     """Look at the first batch: everything that can be refused is refused here, before the pass."""
     x, y = batches.first()
-    linearised = linearise(model, choose, x)
+    linearised = linearise(model, layout_choice, x)
     family = registry.likelihood(likelihood, linearised.datum_shape)
     _check_class_axis(family, linearised.datum_shape)
     with located("batch 0"):
-        encode_batch(x, y, family, Sites(linearised.datum_shape, family.class_axis))
-    return linearised, family
+        first = encode_batch(x, y, family, Sites(linearised.datum_shape, family.class_axis))
+    return linearised, family, first
+
+
+def _rehearsal(model: nn.Module, layout_choice: Any, likelihood: Any, batches: Batches) -> Rehearsal:
+    linearised, family, (x, y) = _prepare(model, layout_choice, likelihood, batches)
+    sites = Sites(linearised.datum_shape, family.class_axis)
+    return Rehearsal(Survey(linearised, x), family, sites, x, y, _n_parts(linearised, family))
+
+
+def _last_layer(model: nn.Module, batches: Batches) -> ParamLayout | None:
+    """None when the last layer is frozen, or there is no telling."""
+    with suppress(InputError):
+        return last_layer(model, batches.first()[0])
+    return None
 
 
 def _check_class_axis(likelihood: Likelihood, datum_shape: tuple[int, ...]) -> None:

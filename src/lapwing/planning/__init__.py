@@ -1,0 +1,24 @@
+"""What each structure would cost on a model and its data, and what `auto` takes."""
+
+from lapwing.planning.budget import in_words, parse_memory
+from lapwing.planning.choice import Choice, Needs, choose
+from lapwing.planning.costs import Line, Question, forward_macs, n_columns
+from lapwing.planning.plan import Plan, make_plan
+from lapwing.planning.rehearsal import Rehearsal
+from lapwing.planning.survey import Survey
+
+__all__ = [
+    "Choice",
+    "Line",
+    "Needs",
+    "Plan",
+    "Question",
+    "Rehearsal",
+    "Survey",
+    "choose",
+    "forward_macs",
+    "in_words",
+    "make_plan",
+    "n_columns",
+    "parse_memory",
+]

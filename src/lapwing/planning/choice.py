@@ -1,0 +1,111 @@
+"""What a structure needs, and which one `auto` takes; refusals come before any work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from lapwing.curvature import Block, Diag, Ekfac, Full, Kron, Structure
+from lapwing.errors import InputError
+from lapwing.operators import GroupedDiagonal
+from lapwing.planning.budget import chunk_floats, in_words
+from lapwing.planning.survey import Survey
+
+MOST_FULL = 5_000  # parameters up to which `auto` takes the full matrix: about a second of factorisation
+MOST_CUBES = 10**12  # Σ q (i³ + o³) up to which `auto` takes Kronecker factors: about ten minutes on one core
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A structure, how many numbers its rows may take at a time, and why."""
+
+    structure: Structure
+    chunk_floats: int
+    why: str
+
+
+@dataclass(frozen=True, eq=False)
+class Needs:
+    """What is known before the pass: the model's tiles, the parts of the curvature, the budget and the prior."""
+
+    survey: Survey
+    n_parts: int
+    budget: int
+    P0: GroupedDiagonal | None = None  # None: one precision for all
+
+    @property
+    def p(self) -> int:
+        return self.survey.layout.p
+
+    def stored_bytes(self, structure: Structure) -> int:
+        """The curvature itself, float64."""
+        if isinstance(structure, Ekfac):
+            return 8 * (self.survey.kept_floats + self.n_parts * self.p)
+        kept = self.survey.kept_floats if isinstance(structure, Kron) else structure.stored_floats(self.survey.layout)
+        return 8 * self.n_parts * kept
+
+    def needed_bytes(self, structure: Structure) -> int:
+        """The curvature with what is derived from it once and kept, whatever the number of data.
+
+        Kronecker: eigenvectors in float64 and float32, eigenvalues and their inverses. Others: the sum of the parts and
+        its factor.
+        """
+        if isinstance(structure, Kron):
+            return self.stored_bytes(structure) + 12 * self.survey.kept_floats + 16 * self.p
+        return self.stored_bytes(structure) * (self.n_parts + 2) // self.n_parts
+
+    def fits(self, structure: Structure) -> bool:
+        return self.needed_bytes(structure) <= self.budget
+
+    @cached_property
+    def kron(self) -> Kron | None:
+        """Kronecker blocks that can take the prior: it must be one precision on each."""
+        P0 = self.P0
+        if P0 is None or P0.isotropic:
+            return Kron()
+        layers = [tile for tile in self.survey.tiles if tile.maps]
+        if all(P0.restricted(tile.whole).isotropic for tile in layers):
+            return Kron()
+        apart = all(P0.restricted(s).isotropic for tile in layers for s in tile.slices)
+        return Kron(bias="separate") if apart else None
+
+
+def choose(structure: Structure | None, needs: Needs) -> Choice:
+    """Check the budget before any work starts; `structure=None` means choose."""
+    structure, why = _taken(needs) if structure is None else (structure, "asked for")
+    if not needs.fits(structure):
+        raise InputError(_too_big(structure, needs))
+    return Choice(structure, chunk_floats(needs.budget, needs.needed_bytes(structure)), why)
+
+
+def _taken(needs: Needs) -> tuple[Structure, str]:
+    parameters, budget = f"{needs.p:,} parameters", in_words(needs.budget)
+    if needs.p <= MOST_FULL and needs.fits(Full()):
+        return Full(), f"{parameters}: the full matrix is exact and affordable"
+    no_full = (
+        f"{parameters} are more than the {MOST_FULL:,} up to which the full matrix is taken"
+        if needs.p > MOST_FULL
+        else f"the full matrix of {parameters} does not fit {budget}"
+    )
+    if needs.kron is None:
+        return Diag(), f"{no_full}, and Kronecker factors cannot take a prior with several precisions in one tensor"
+    if not needs.fits(needs.kron):
+        needed = in_words(needs.needed_bytes(needs.kron))
+        return Diag(), f"{no_full}, and Kronecker factors would need {needed} of {budget}"
+    if needs.survey.cubes > MOST_CUBES:
+        return Diag(), f"{no_full}, and decomposing the Kronecker factors of such wide layers would take too long"
+    return needs.kron, f"{no_full}; Kronecker factors keep the correlations within each layer"
+
+
+def _too_big(structure: Structure, needs: Needs) -> str:
+    smaller = [s for s in (Block(), Kron(), Diag()) if needs.needed_bytes(s) < needs.needed_bytes(structure)]
+    fits = [f"{name_of(s)} would take {in_words(needs.needed_bytes(s))}" for s in smaller if needs.fits(s)]
+    advice = ", ".join(fits) or 'infer fewer parameters, e.g. params="last_layer"'
+    return (
+        f"structure {name_of(structure)} on {needs.p} parameters needs {in_words(needs.needed_bytes(structure))}, more "
+        f"than the budget of {in_words(needs.budget)}. Raise `memory`, or take less: {advice}."
+    )
+
+
+def name_of(structure: Structure) -> str:
+    return type(structure).__name__.lower()

@@ -1,0 +1,155 @@
+"""One line per structure: what it keeps, what it takes, and how many gradient epochs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lapwing.curvature import Block, Diag, Ekfac, Empirical, Exact, Fisher, Full, Kron, Sampled, Structure
+from lapwing.planning.budget import chunk_floats
+from lapwing.planning.choice import Needs, name_of
+from lapwing.planning.rehearsal import Rehearsal
+from lapwing.planning.survey import Survey, Tile, counted
+
+
+@dataclass(frozen=True)
+class Line:
+    """A structure on some parameters: how it covers them, and its cost. Bytes are above the model and the data."""
+
+    structure: str
+    params: str
+    p: int
+    how: str
+    exact: bool
+    stored_bytes: int
+    fit_bytes: int
+    predict_bytes: int
+    gradient_epochs: float
+    fits: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """Some parameters of a model, and what is to be done with them."""
+
+    params: str
+    needs: Needs
+    rehearsal: Rehearsal
+    fisher: Fisher
+    n_data: int | None  # None when the data do not say
+    n_inputs: int
+    forward_macs: int  # multiplications of one forward pass of the whole network, per datum
+    body_columns: int  # columns that go through the whole network: none when only the output layer is inferred
+
+    @property
+    def survey(self) -> Survey:
+        return self.needs.survey
+
+    def line(self, structure: Structure) -> Line:
+        stored, fit, predict = self._bytes(structure)
+        return Line(
+            name_of(structure),
+            self.params,
+            self.needs.p,
+            self._how(structure),
+            isinstance(structure, Full) and isinstance(self.fisher, Exact),
+            stored,
+            fit,
+            predict,
+            round(self._macs(structure) / (3 * self.forward_macs), 2),
+            self.needs.fits(structure) and max(fit, predict) <= self.needs.budget,
+        )
+
+    @property
+    def columns(self) -> int:
+        """Columns of SᵀJ per datum, of all parts."""
+        return n_columns(self.rehearsal, self.fisher)
+
+    @property
+    def n_rows(self) -> int | None:
+        """Rows of the data, when they are fewer than the parameters: then they are kept instead of the matrix.
+
+        The matrix must fit nevertheless: what the data announce is not what they must give.
+        """
+        if self.n_data is None or not self.needs.fits(Full()):
+            return None
+        return self.n_data * self.columns if self.n_data * self.columns < self.needs.p else None
+
+    def _how(self, structure: Structure) -> str:
+        if isinstance(structure, Full):
+            return "full matrix" if self.n_rows is None else f"{counted(self.n_rows, 'row')} of the data, exactly"
+        if isinstance(structure, Block):
+            return counted(len(self.survey.layout.modules), "dense block")
+        return self.survey.treatments() if isinstance(structure, Kron) else "exact diagonal"
+
+    def _bytes(self, structure: Structure) -> tuple[int, int, int]:
+        """To store, at the peak of a fit, at the peak of a prediction."""
+        stored, needed = self.needs.stored_bytes(structure), self.needs.needed_bytes(structure)
+        if needed > self.needs.budget:  # not tried: it would not fit
+            return stored, needed, needed
+        if isinstance(structure, Full | Block):
+            return self._dense_bytes(structure, stored)
+        return stored, *self._tried(structure)
+
+    def _tried(self, structure: Structure) -> tuple[int, int]:
+        rows = chunk_floats(self.needs.budget, self.needs.needed_bytes(structure))
+        columns = -(-self.columns // self.needs.n_parts)
+        return self.rehearsal.peaks(structure, rows, columns, self.n_inputs)
+
+    def _dense_bytes(self, structure: Structure, stored: int) -> tuple[int, int, int]:
+        """Counted, besides the passes: the matrix and the rows folded into it; then a scaled copy, sum and factor."""
+        fit, predict = self._tried(Diag())
+        if isinstance(structure, Full) and self.n_rows is not None:
+            kernel = 8 * self.n_rows**2
+            stored = 8 * self.n_rows * self.rehearsal.linearised.sizes.factored
+            return stored, stored + 3 * kernel + fit, stored + 4 * kernel + predict
+        slices = self.survey.layout.module_slices.values()
+        largest = self.needs.p if isinstance(structure, Full) else max(s.stop - s.start for s in slices)
+        matrix = 8 * largest**2
+        return stored, stored + 2 * matrix + fit, 2 * stored + 3 * matrix + predict
+
+    def _macs(self, structure: Structure) -> int:
+        """Multiplications per datum: forward, gradient of the log likelihood, columns of SᵀJ, and adding them up."""
+        gradient = 2 * self.forward_macs if self.body_columns else sum(_layer(tile) for tile in self.survey.tiles)
+        passes = self.forward_macs + gradient + self.body_columns * self.forward_macs
+        if isinstance(structure, Ekfac):
+            second = self.forward_macs * (1 + self.body_columns) + self._factor_macs() + self._dense_row_macs()
+            return passes + self._factor_macs() + second
+        if isinstance(structure, Kron):
+            return passes + self._factor_macs()
+        if isinstance(structure, Full | Block):
+            return passes + self._dense_row_macs() + self._gram_macs(structure)
+        return passes + sum(_layer(tile) * (self.columns if tile.r > 1 else 1) for tile in self.survey.tiles)
+
+    def _factor_macs(self) -> int:
+        """r q i² for A, once; r q o² for B, per column."""
+        maps = [(tile.r, *tile.maps) for tile in self.survey.tiles if tile.maps]
+        return sum(r * q * (i**2 + self.columns * o**2) for r, q, o, i in maps)
+
+    def _dense_row_macs(self) -> int:
+        return self.columns * sum(_layer(tile) for tile in self.survey.tiles)
+
+    def _gram_macs(self, structure: Structure) -> int:
+        if isinstance(structure, Full) and self.n_rows is not None:
+            return self.columns * self.n_rows * self.rehearsal.linearised.sizes.factored
+        return self.columns * structure.stored_floats(self.survey.layout) // 2
+
+
+def n_columns(rehearsal: Rehearsal, fisher: Fisher) -> int:
+    """Columns of SᵀJ per datum that a kind of curvature takes, of all parts."""
+    if isinstance(fisher, Sampled):
+        return fisher.n_draws * rehearsal.n_parts
+    if isinstance(fisher, Empirical):
+        return rehearsal.sites.t
+    return rehearsal.sites.t * rehearsal.roots_per_site
+
+
+def forward_macs(survey: Survey) -> int:
+    return max(1, sum(_layer(tile) for tile in survey.tiles))
+
+
+def _layer(tile: Tile) -> int:
+    """Multiplications of one layer's forward pass, per datum."""
+    if tile.maps is None:
+        return tile.p
+    q, o, i = tile.maps
+    return tile.r * q * o * i

@@ -1,0 +1,47 @@
+"""Bytes of tensors that are alive, watched while something runs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class Ledger(TorchDispatchMode):
+    """Counts the storages that operations make until they are freed; tensors from before do not count.
+
+    What kernels allocate inside a single operation is not seen; it is small, or gone before the next peak.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._sizes: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = {storage._cdata for storage in _storages((args, kwargs))}  # views and in-place results are no new ones
+        out = func(*args, **kwargs)
+        for storage in _storages(out):
+            if storage._cdata not in given and storage._cdata not in self._sizes:
+                self._enter(storage)
+        self.peak = max(self.peak, self.now)
+        return out
+
+    def _enter(self, storage: torch.UntypedStorage) -> None:
+        self._sizes[storage._cdata] = storage.nbytes()
+        self.now += storage.nbytes()
+        weakref.finalize(storage, self._leave, storage._cdata)
+
+    def _leave(self, key: int) -> None:
+        self.now -= self._sizes.pop(key, 0)
+
+
+def _storages(values: Any) -> Iterator[torch.UntypedStorage]:
+    for value in tree_leaves(values):
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            yield value.untyped_storage()

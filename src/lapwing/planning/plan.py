@@ -1,0 +1,88 @@
+"""What every structure would cost, and what `auto` takes: a value to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lapwing.curvature import Block, Diag, Ekfac, Full, Kron, Structure
+from lapwing.errors import InputError
+from lapwing.planning.budget import in_words
+from lapwing.planning.choice import choose, name_of
+from lapwing.planning.costs import Line, Question
+
+STRUCTURES: tuple[Structure, ...] = (Full(), Block(), Kron(), Ekfac(), Diag())
+LAST_LAYER: tuple[Structure, ...] = (Full(), Kron())
+_HEADINGS = ("structure", "on", "how", "exact", "stored", "to fit", "to predict", "epochs", "")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One row per structure, the row `auto` takes (None when nothing fits), and one sentence why."""
+
+    rows: tuple[Line, ...]
+    chosen: Line | None
+    why: str
+    memory: int
+    n_batch: int
+    n_inputs: int
+
+    def __str__(self) -> str:
+        lines = [_cells(row, row is self.chosen) for row in self.rows]
+        taken = f"auto takes {self.chosen.structure}: {self.why}." if self.chosen else f"Nothing fits. {self.why}"
+        sizes = (
+            f"Bytes above the model and the data, of {in_words(self.memory)} allowed: fitting in batches of "
+            f"{self.n_batch}, predicting {self.n_inputs} inputs at a time.\n"
+            "An epoch is one forward and backward pass over the data."
+        )
+        return "\n".join([*_aligned([_HEADINGS, *lines]), "", taken, sizes])
+
+    def record(self) -> dict[str, Any]:
+        """Plain values, for machines."""
+        return asdict(self)
+
+
+def make_plan(questions: Sequence[Question]) -> Plan:
+    """Lines for all parameters asked about, then for the last layer when it is another question."""
+    whole, *last = questions
+    rows = [whole.line(structure) for structure in STRUCTURES]
+    rows += [question.line(structure) for question in last for structure in LAST_LAYER]
+    chosen, why = None, ""
+    try:
+        choice = choose(None, whole.needs)
+        chosen, why = rows[_position(choice.structure)], choice.why
+    except InputError as refusal:
+        why = str(refusal)
+    return Plan(tuple(rows), chosen, why, whole.needs.budget, whole.rehearsal.x.n, whole.n_inputs)
+
+
+def _position(structure: Structure) -> int:
+    return [name_of(s) for s in STRUCTURES].index(name_of(structure))
+
+
+def _cells(row: Line, taken: bool) -> tuple[str, ...]:
+    sizes = (in_words(n) for n in (row.stored_bytes, row.fit_bytes, row.predict_bytes))
+    on = f"{row.p:,} parameters" + (f", {row.params}" if row.params != "all" else "")
+    mark = ("← auto" if taken else "") + ("" if row.fits else " over budget")
+    return (
+        row.structure,
+        on,
+        row.how,
+        "yes" if row.exact else "no",
+        *sizes,
+        f"{row.gradient_epochs:.3g}",
+        mark.strip(),
+    )
+
+
+def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """Columns of equal width; numbers to the right."""
+    widths = [max(len(row[k]) for row in table) for k in range(len(table[0]))]
+    right = range(4, 8)
+    return [
+        "  ".join(
+            cell.rjust(w) if k in right else cell.ljust(w) for k, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in table
+    ]

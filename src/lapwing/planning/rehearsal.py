@@ -1,0 +1,172 @@
+"""Peak memory of a fit and of a prediction, found by doing the beginning of both.
+
+The engine works through the data in pieces, and through each piece some columns of SᵀJ at a time; every piece takes as
+much memory as the first two. So they are done, with the first two groups of columns, and the bytes alive are counted:
+whatever the engine keeps is in the figure, at the cost of a few backward passes over one batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+from lapwing._types import Float, Tensor
+from lapwing.curvature import Diag, Ekfac, Estimate, Exact, Fisher, Kron, Structure, estimate
+from lapwing.data import ModelInput
+from lapwing.likelihoods import Likelihood, Sites
+from lapwing.linearise import Linearised
+from lapwing.operators import (
+    Basis,
+    BlockDiagonalCurvature,
+    BlockDiagonalPrecision,
+    Curvature,
+    DenseCurvature,
+    DiagonalCurvature,
+    GroupedDiagonal,
+    KroneckerCurvature,
+    Precision,
+    RotatedPrecision,
+)
+from lapwing.planning.ledger import Ledger
+from lapwing.planning.survey import Survey
+from lapwing.predictive import WeightGaussian, pushforward
+
+
+@dataclass(frozen=True)
+class Piece:
+    """How much is in memory at a time: data, and columns of each."""
+
+    n: int
+    columns: int
+
+
+@dataclass(frozen=True, eq=False)
+class Rehearsal:
+    """A model and the data of its first batch, with which the engine is tried."""
+
+    survey: Survey
+    likelihood: Likelihood
+    sites: Sites
+    x: ModelInput
+    y: Tensor
+    n_parts: int
+    _found: dict[tuple[Structure, Piece, Piece], tuple[int, int]] = field(default_factory=dict, init=False)
+
+    @property
+    def p(self) -> int:
+        return self.linearised.layout.p
+
+    @property
+    def linearised(self) -> Linearised:
+        return self.survey.linearised
+
+    def peaks(self, structure: Structure, chunk_floats: int, columns: int, n_inputs: int) -> tuple[int, int]:
+        """Bytes above the model and the data while fitting; and while predicting, the posterior included."""
+        rows_at_once = max(1, chunk_floats // structure.row_floats(self.linearised.sizes))
+        pieces = self._fit_piece(rows_at_once, columns), self._predict_piece(rows_at_once, n_inputs)
+        # EKFAC as Kronecker: no eigendecomposition is tried.
+        fitting, predicting = self._tried(Kron() if isinstance(structure, Ekfac) else structure, *pieces, n_inputs)
+        if isinstance(structure, Ekfac):  # the second pass: eigenvectors, and curvatures along the axes
+            fitting += 12 * self.survey.kept_floats + 16 * self.n_parts * self.p
+        probing = 5 * self._model_bytes  # the copy, shifted weights, their directions, a gradient, a temporary
+        fit = max(probing, self._model_bytes + 8 * self.p + fitting)  # the prior's index of groups is there already
+        return fit, self._held(structure) + max(predicting, self._decomposition(structure))
+
+    def _fit_piece(self, rows_at_once: int, columns: int) -> Piece:
+        """As `curvature.estimate` takes them."""
+        n = min(self.x.n, max(1, rows_at_once // (self.linearised.k if self.linearised.rest.names else 1)))
+        return Piece(n, min(columns, max(1, rows_at_once // n)))
+
+    def _predict_piece(self, rows_at_once: int, n_inputs: int) -> Piece:
+        """As `predictive.pushforward` takes them."""
+        return Piece(min(n_inputs, max(1, rows_at_once // self.linearised.k)), self.linearised.k)
+
+    def _tried(self, structure: Structure, fitted: Piece, predicted: Piece, n_inputs: int) -> tuple[int, int]:
+        key = (structure, fitted, predicted)
+        if key not in self._found:
+            found, fit_peak = self._fit(structure, fitted)
+            self._found[key] = fit_peak, self._predict(found.parts[0], predicted, n_inputs)
+        return self._found[key]
+
+    def _fit(self, structure: Structure, piece: Piece) -> tuple[Estimate, int]:
+        rows = piece.n * (self.linearised.k if self.linearised.rest.names else piece.columns)
+        with Ledger() as ledger:
+            found = estimate(
+                self.linearised,
+                self.likelihood,
+                lambda: [self._first(piece.n)] * 2,
+                sites=self.sites,
+                structure=structure,
+                fisher=_FewColumns(2 * piece.columns),
+                chunk_floats=rows * structure.row_floats(self.linearised.sizes),
+            )
+        return found, ledger.peak
+
+    def _predict(self, curvature: Curvature, piece: Piece, n_inputs: int) -> int:
+        x, _ = self._first(min(n_inputs, 2 * piece.n))
+        with Ledger() as ledger:
+            P0 = GroupedDiagonal.identity(curvature.p, self.linearised.network.device)
+            H = curvature.scaled(P0.values[0])  # kept, as the posterior keeps it
+            pushforward(WeightGaussian(self.linearised, _stand_in(H, P0), piece.n * piece.columns), x)
+        return ledger.peak
+
+    def _first(self, n: int) -> tuple[ModelInput, Tensor]:
+        """n data of the first batch, over again if it has fewer."""
+        index = torch.arange(n) % self.x.n
+        return self.x.rows(index), self.y[index.to(self.y.device)]
+
+    @cached_property
+    def roots_per_site(self) -> int:
+        """Columns of S per likelihood term, of all parts."""
+        x, y = self._first(1)
+        f = self.sites.split(self.linearised.outputs(x))
+        return sum(part.shape[-1] for part in Exact().parts(self.likelihood, f, y))
+
+    @property
+    def _model_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in self.linearised.network.tensors.values())
+
+    def _held(self, structure: Structure) -> int:
+        """The posterior: the network's copy, gradients of the fit statistics, curvature."""
+        if isinstance(structure, Diag):
+            return self._model_bytes + 16 * self.n_parts * self.p
+        along_axes = self.p if isinstance(structure, Ekfac) else 0
+        return self._model_bytes + 8 * self.n_parts * (self.p + self.survey.kept_floats + along_axes)
+
+    def _decomposition(self, structure: Structure) -> int:
+        """All eigenvectors, and for the largest factor its mean and the solver's workspace of two matrices."""
+        if not isinstance(structure, Kron):
+            return 0
+        sides = [side for tile in self.survey.tiles if tile.maps for side in tile.maps[1:]]
+        return 8 * (self.survey.kept_floats + 3 * max(sides, default=0) ** 2)
+
+
+@dataclass(frozen=True)
+class _FewColumns(Fisher):
+    """Some columns of S, all sites in each: as many bytes per column as any Fisher takes, and no random numbers."""
+
+    limit: int
+    separate_sites = False
+
+    def parts(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[Float[Tensor, "n t c m"]]:
+        return [part[..., : self.limit] for part in Exact().parts(likelihood, f, y)]
+
+    def scales(self, likelihood: Likelihood) -> Float[Tensor, " g"]:
+        return likelihood.part_scales()
+
+
+def _stand_in(H: Curvature, P0: GroupedDiagonal) -> Precision:
+    """A precision as large as H + P₀; no factor is decomposed."""
+    if isinstance(H, BlockDiagonalCurvature):
+        blocks = [_stand_in(block, P0.restricted(s)) for s, block in zip(H.slices, H.blocks, strict=True)]
+        return BlockDiagonalPrecision(H.slices, tuple(blocks))
+    if isinstance(H, KroneckerCurvature):
+        q, o, i = H.arrangement.q, H.arrangement.o, H.arrangement.i
+        basis = Basis(H.factors.A_sum.clone(), H.factors.B_sum.clone())
+        return RotatedPrecision(H.arrangement, basis, H.factors.A_sum.new_ones(q, o, i))
+    if isinstance(H, DiagonalCurvature):
+        return H.plus(P0)
+    return DenseCurvature.of(torch.eye(H.p, dtype=torch.float64, device=P0.index.device)).plus(P0)
