@@ -5,6 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 DEV    := $(VENV)/.installed-dev
 DEMO   := $(VENV)/.installed-demo
+PEERS  := .venv-peers
 INPUTS := pyproject.toml constraints.txt
 
 # The demo needs less than the tests do; where the larger set is installed it serves both.
@@ -16,10 +17,10 @@ WORKERS ?= 2
 PYTEST  := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test test-fast test-slow test-browser lint typecheck format docs bench clean
+.PHONY: help setup setup-demo demo test test-fast test-slow test-browser test-transformers lint typecheck format docs bench bench-peers clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(DEV) ## make .venv and install everything for development
 
@@ -39,6 +40,10 @@ test-slow: $(DEV) ## slow and statistical tests
 test-browser: $(DEV) ## open the report in headless Chromium (needs chromium)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests
 
+test-transformers: $(DEV) ## Hugging Face architectures (installs the extra hf first)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,hf]'
+	$(PYTEST) -m transformers tests/test_transformers.py
+
 lint: $(DEV) ## linter and formatter, changing nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -56,6 +61,9 @@ docs: $(DEV) ## build the documentation into site/
 bench: $(DEV) ## time and memory against a gradient epoch and a forward pass
 	$(BIN)/lapwing bench
 
+bench-peers: $(PEERS)/.installed ## the same for other libraries, in an environment of their own
+	OMP_NUM_THREADS=1 $(PEERS)/bin/python bench_peers/run.py
+
 clean: ## remove what the other targets made, except .venv
 	rm -rf site dist lapwing-report bench-results .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
 	find src tests docs examples -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -69,4 +77,11 @@ $(DEV): $(INPUTS) | $(BIN)/python
 
 $(DEMO): $(INPUTS) | $(BIN)/python
 	$(BIN)/python -m pip install -c constraints.txt -e '.[demo]'
+	@touch $@
+
+# --no-deps: their requirements name torchvision, whose builds must match torch and which nothing here needs.
+$(PEERS)/.installed: bench_peers/requirements.txt bench_peers/libraries.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install -r bench_peers/requirements.txt
+	$(PEERS)/bin/python -m pip install --no-deps -r bench_peers/libraries.txt
 	@touch $@

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from enum import Enum
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +14,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from lapwing import __version__
-from lapwing.cli.show import show_bench, show_demo
+from lapwing.cli.show import show_bench, show_bench_row, show_demo
 from lapwing.errors import InputError, LapwingError, MissingExtraError
 
 
@@ -89,18 +88,62 @@ def demo(
 
 @app.command()
 def bench(
-    out: Annotated[Path, typer.Option(help="Folder for the record.")] = Path("bench-results"),
+    workload: Annotated[str | None, typer.Option(help="One workload, W1 to W6 or W5-mha; all when left out.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for bench.json; rows measured again replace the old ones.")] = Path(
+        "bench-results"
+    ),
+    chart: Annotated[
+        Path | None, typer.Option(help="Measure nothing: draw what is saved as SVG or PNG, print it as Markdown.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure fit, prediction and tuning against a gradient epoch and a forward pass (workload W1)."""
-    if find_spec("lapwing.bench.w1") is None:
-        raise InputError("This installation has no workload W1 to measure. Install Lapwing from its full source.")
-    record = import_module("lapwing.bench.w1").run()
-    path = _save(record, out / f"{record['workload'].lower()}.json")
+    """Measure fits, predictions and tuning in units of the network's own passes, each case in its own process."""
+    if chart is not None:
+        _draw_bench(out, chart)
+        return
+    from lapwing.bench import runner
+
+    rows = []
+    for row in runner.run(workload):
+        rows.append(row)
+        if not as_json:
+            show_bench_row(row)
+    path = _save({"rows": runner.merged(_saved_rows(out / "bench.json"), rows)}, out / "bench.json")
     if as_json:
-        typer.echo(json.dumps(record))
+        typer.echo(json.dumps({"rows": rows}))
     else:
-        show_bench(record, path)
+        show_bench(rows, path)
+
+
+def _draw_bench(out: Path, chart: Path) -> None:
+    _need("report", matplotlib="matplotlib")
+    from lapwing.report.benchmarks import markdown, write_chart
+
+    rows, peers = _saved_rows(out / "bench.json"), _saved_rows(out / "peers.json")
+    if not rows:
+        raise InputError(f"{out / 'bench.json'} holds no measurements. Run `lapwing bench --out {out}` first.")
+    write_chart(rows, peers, chart)
+    typer.echo(markdown(rows, peers))
+
+
+def _saved_rows(path: Path) -> list[Any]:
+    return json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+
+
+@app.command()
+def plan(
+    target: Annotated[
+        str | None, typer.Argument(help="package.module:function that returns (model, data, likelihood).")
+    ] = None,
+    workload: Annotated[str | None, typer.Option(help="One of the benchmark's networks instead, such as W3.")] = None,
+    memory: Annotated[str | None, typer.Option(help='A budget such as "4GB".')] = None,
+    as_json: Json = False,
+) -> None:
+    """What each structure would cost in memory and passes, and what `auto` takes and why."""
+    from lapwing.cli.plan import planned
+
+    found = planned(target, workload, memory)
+    typer.echo(json.dumps(found.record()) if as_json else str(found))
 
 
 def _need(extra: str, **packages: str) -> None:

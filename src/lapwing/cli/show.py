@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from lapwing.bench.case import Row
     from lapwing.bench.records import DemoRecord
     from lapwing.report.tables import Table as Values
 
@@ -28,22 +29,35 @@ def show_demo(record: DemoRecord, page: Path) -> None:
     console.print(f"  [bold]{page.resolve()}[/]", soft_wrap=True, highlight=False)
 
 
-def show_bench(record: dict[str, Any], path: Path) -> None:
+def show_bench_row(row: Row) -> None:
+    """One line as soon as it is measured: the whole takes minutes."""
+    value = row["note"] if row["ratio"] is None else f"{row['ratio']:.3g} {row['unit']}"
+    Console().print(f"[dim]{row['workload']:<7}{escape(row['what'])}: {escape(value)}[/]", highlight=False)
+
+
+def show_bench(rows: list[Row], path: Path) -> None:
     """One line per measurement: the ratio, its unit, the goal and whether it is met."""
-    table = Table(title=f"Workload {record['workload']}", title_justify="left")
-    table.add_column("what")
-    for heading in ("measured", "goal"):
-        table.add_column(heading, justify="right")
-    table.add_column("unit")
-    table.add_column("")
-    for row in record["rows"]:
-        met = row["goal"] is None or row["ratio"] <= row["goal"]
+    table = Table(title="In units of the network's own passes", title_justify="left")
+    for heading, justify in (("", "left"), ("what", "left"), ("measured", "right"), ("goal", "right")):
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for heading, justify in (("unit", "left"), ("peak MiB", "right"), ("", "left")):
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for row in rows:
+        measured = "–" if row["ratio"] is None else f"{row['ratio']:.3g}"
         goal = "–" if row["goal"] is None else f"≤ {row['goal']:g}"
-        verdict = "[green]met[/]" if met else "[red]missed[/]"
-        table.add_row(row["what"], f"{row['ratio']:.3g}", goal, row["unit"], verdict)
+        peak = "–" if row["peak_mib"] is None else f"{row['peak_mib']:.0f}"
+        table.add_row(row["workload"], row["what"], measured, goal, row["unit"], peak, _verdict(row))
     console = Console()
     console.print(table)
     console.print(f"Saved to {path}", soft_wrap=True, highlight=False)
+
+
+def _verdict(row: Row) -> str:
+    if row["ratio"] is None:
+        return f"[red]{escape(row['note'])}[/]"
+    pairs = [(row["ratio"], row["goal"]), (row["peak_mib"], row["goal_mib"])]
+    judged = [value <= goal for value, goal in pairs if value is not None and goal is not None]
+    return "" if not judged else "[green]met[/]" if all(judged) else "[red]missed[/]"
 
 
 def _table(values: Values) -> Table:
