@@ -306,6 +306,14 @@ def causal_attention() -> nn.Module:
     return Net(run, qkv=nn.Linear(4, 12), head=nn.Linear(4, 3))
 
 
+def plain_attention() -> nn.Module:
+    def run(m: Any, x: Tensor) -> Tensor:
+        scores = m.q(x) @ m.k(x).mT / 3**0.5
+        return m.head((scores.softmax(-1) @ m.v(x)).tanh().mean(1))
+
+    return Net(run, q=nn.Linear(2, 3), k=nn.Linear(2, 3), v=nn.Linear(2, 3), head=nn.Linear(3, 2))
+
+
 def encoder_layer(*, norm_first: bool) -> nn.Module:
     layer = nn.TransformerEncoderLayer(4, 2, 4, dropout=0.1, batch_first=True, norm_first=norm_first)
     return Net(lambda m, x: m.head(m.layer(x).mean(1)), layer=layer, head=nn.Linear(4, 2))
@@ -342,6 +350,13 @@ def same_even() -> nn.Module:
 def frozen_first() -> nn.Module:
     model = mlp(3, 4, 2)
     model[0].requires_grad_(False)
+    return model
+
+
+def frozen_weights() -> nn.Module:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    for frozen in (model[0].weight, model[2].bias):
+        frozen.requires_grad_(False)
     return model
 
 
@@ -452,10 +467,22 @@ add("conv1d-same-circular", "gaussian", (2,), lambda: flattened(nn.Conv1d(2, 2, 
     padding_mode="circular"), features=10, c=2), floats(2, 5))  # fmt: skip
 add("conv3d", "gaussian", (2,), lambda: pooled(nn.Conv3d(2, 2, (2, 1, 2), stride=(1, 2, 1), padding=(0, 1, 0)),
     channels=2, c=2), floats(2, 3, 3, 2))  # fmt: skip
+add("conv3d-same-groups", "categorical", (2,), lambda: flattened(nn.Conv3d(2, 2, (2, 1, 3), padding="same", groups=2,
+    dilation=(1, 1, 2), padding_mode="replicate"), features=12, c=2), floats(2, 2, 1, 3))  # fmt: skip
+add("conv1d-valid", "gaussian", (2,), lambda: flattened(nn.Conv1d(2, 2, 2, padding="valid", dilation=2, stride=2),
+    features=4, c=2), floats(2, 6), note="the last column of the input is never seen")  # fmt: skip
 add("conv-transpose1d", "gaussian", (2,), lambda: flattened(nn.ConvTranspose1d(2, 3, 3, stride=2, padding=1,
     output_padding=1), features=18, c=2), floats(2, 3))  # fmt: skip
 add("conv-transpose2d-groups", "gaussian", (2,), lambda: pooled(nn.ConvTranspose2d(4, 6, (2, 3), stride=2, padding=1,
     output_padding=(1, 0), groups=2, dilation=(2, 1)), channels=6, c=2), floats(4, 2, 3))  # fmt: skip
+add("conv-transpose3d", "categorical", (2,), lambda: flattened(nn.ConvTranspose3d(2, 1, (2, 1, 3), stride=(2, 1, 2),
+    padding=(1, 1, 2), output_padding=(1, 0, 1), dilation=(1, 1, 2)), features=12, c=2), floats(2, 2, 3, 2),
+    note="padding beyond the kernel crops the input")  # fmt: skip
+add("conv-transpose1d-groups", "gaussian", (2,), lambda: flattened(nn.ConvTranspose1d(4, 2, 3, groups=2, bias=False),
+    features=10, c=2), floats(4, 3))  # fmt: skip
+add("conv-flattened-time", "categorical", (2,), lambda: Net(
+    lambda m, x: m.out(m.conv(x.flatten(0, 1)).tanh().reshape(len(x), 3, -1).mean(1)), conv=nn.Conv2d(1, 2, 2),
+    out=nn.Linear(8, 2)), floats(3, 1, 3, 3), note="(B·T, C, H, W) inside")  # fmt: skip
 add("conv2d-standardised", "gaussian", (2,), lambda: pooled(StandardisedConv2d(2, 3, 2), channels=3, c=2),
     floats(2, 3, 3), note="a Conv2d subclass with a forward of its own")  # fmt: skip
 add("pool-and-flatten", "categorical", (3,), lambda: nn.Sequential(nn.Conv2d(1, 2, 2), nn.ReLU(), nn.MaxPool2d(2),
@@ -466,18 +493,29 @@ add("batch-norm1d", "categorical", (2,), lambda: nn.Sequential(nn.Linear(3, 4), 
     nn.Tanh(), nn.Linear(4, 2)), floats(3))  # fmt: skip
 add("batch-norm2d", "gaussian", (2,), lambda: pooled(nn.Conv2d(1, 3, 2), with_statistics(nn.BatchNorm2d(3)),
     channels=3, c=2), floats(1, 3, 3))  # fmt: skip
+add("batch-norm1d-sequence", "categorical", (2,), lambda: pooled(nn.Conv1d(2, 3, 2),
+    with_statistics(nn.BatchNorm1d(3)), channels=3, c=2), floats(2, 4), note="(B, C, L)")  # fmt: skip
 add("layer-norm", "gaussian", (2,), lambda: nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)),
     floats(3))  # fmt: skip
 add("layer-norm-no-bias", "categorical", (2,), lambda: Net(lambda m, x: m.out(m.norm(m.fc(x)).mean(1)),
     fc=nn.Linear(2, 4), norm=nn.LayerNorm((3, 4), bias=False), out=nn.Linear(4, 2)), floats(3, 2),
     note="over two axes")  # fmt: skip
+add("layer-norm-two-axes", "gaussian", (2,), lambda: Net(
+    lambda m, x: m.out(m.norm(m.conv(x)).tanh().mean((1, 2, 3))[:, None]), conv=nn.Conv2d(1, 2, 2),
+    norm=nn.LayerNorm((2, 3)), out=nn.Linear(1, 2)), floats(1, 3, 4), note="the channels are positions")  # fmt: skip
 add("rms-norm", "gaussian", (2,), lambda: nn.Sequential(nn.Linear(3, 4), nn.RMSNorm(4), nn.Linear(4, 2)), floats(3))
 add("group-norm", "categorical", (2,), lambda: pooled(nn.Conv1d(2, 4, 2), nn.GroupNorm(2, 4), channels=4, c=2),
     floats(2, 5))  # fmt: skip
+add("group-norm-flat", "gaussian", (2,), lambda: nn.Sequential(nn.Linear(3, 4), nn.GroupNorm(2, 4), nn.Tanh(),
+    nn.Linear(4, 2)), floats(3), note="(B, C)")  # fmt: skip
 add("instance-norm", "gaussian", (2,), lambda: pooled(nn.Conv2d(1, 3, 2), nn.InstanceNorm2d(3, affine=True),
     channels=3, c=2), floats(1, 4, 4))  # fmt: skip
+add("instance-norm-statistics", "categorical", (2,), lambda: pooled(nn.Conv1d(2, 3, 2), with_statistics(
+    nn.InstanceNorm1d(3, affine=True, track_running_stats=True)), channels=3, c=2), floats(2, 4))  # fmt: skip
 add("prelu", "gaussian", (2,), lambda: nn.Sequential(nn.Linear(3, 4), nn.PReLU(4), nn.Linear(4, 2), nn.PReLU()),
     floats(3))  # fmt: skip
+add("prelu-channels", "categorical", (2,), lambda: pooled(nn.Conv2d(1, 3, 2), nn.PReLU(3), nn.PReLU(), channels=3, c=2),
+    floats(1, 3, 3))  # fmt: skip
 
 # Tokens, attention, recurrence.
 add("embedding-padding", "categorical", (2,), lambda: Net(lambda m, i: m.out(m.embed(i).sum(1).tanh()),
@@ -490,6 +528,8 @@ add("attention-batch-first", "categorical", (2,), lambda: attention(batch_first=
 add("attention-sequence-first", "gaussian", (2,), lambda: attention(add_bias_kv=True), floats(3, 4),
     note="batch on axis 1 inside; bias rows appended to keys and values")  # fmt: skip
 add("attention-causal", "categorical", (3, 3), causal_attention, floats(3, 4), note="fused attention, packed q, k, v")
+add("attention-plain", "categorical", (2,), plain_attention, floats(3, 2),
+    note="the bias of the keys has no effect: its gradient is rounding")  # fmt: skip
 add("encoder-post-norm", "categorical", (2,), lambda: encoder_layer(norm_first=False), floats(3, 4))
 add("encoder-pre-norm", "gaussian", (2,), lambda: encoder_layer(norm_first=True), floats(3, 4))
 add("lstm", "categorical", (2,), lambda: recurrent(nn.LSTM(2, 3, batch_first=True), 3), floats(4, 2))
@@ -517,6 +557,7 @@ add("weight-norm-hook", "gaussian", (2,), old_weight_norm, floats(3), note="by a
 add("spectral-norm", "gaussian", (2,), lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)),
     nn.Tanh(), nn.Linear(3, 2)), floats(3), note="eval: no power iteration")  # fmt: skip
 add("frozen-first-layer", "categorical", (2,), frozen_first, floats(3))
+add("frozen-weights", "gaussian", (2,), frozen_weights, floats(3), note="biases only, and one weight without its bias")
 add("unused-parameters", "gaussian", (2,), lambda: Net(lambda m, x: m.used(x).tanh(), idle=nn.Linear(2, 2),
     used=nn.Linear(3, 2), spare=weights(3)), floats(3), note="zero curvature, prior only")  # fmt: skip
 add("late-parameters", "categorical", (2,), LateParameters, floats(2))

@@ -7,17 +7,26 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lapwing.jacobian import DenseBlock, Jacobian, LinearBlock
+from lapwing.jacobian import DenseBlock, FactorBlock, Jacobian
 from lapwing.operators import (
+    Arrangement,
+    Basis,
     BlockDiagonalCurvature,
     Curvature,
+    Damping,
     DenseCurvature,
     DiagonalCurvature,
+    EigenCurvature,
+    ExactDamping,
     GroupedDiagonal,
+    KroneckerCurvature,
+    KroneckerFactors,
     LowRankCurvature,
+    SplitDamping,
 )
 
 Made = tuple[Curvature, Tensor, GroupedDiagonal]
+Rows = Callable[..., tuple[Jacobian, Tensor]]
 
 
 def randn(*shape: int, g: torch.Generator) -> Tensor:
@@ -35,7 +44,10 @@ def jacobian(n: int, c: int, g: torch.Generator, positions: int = 1) -> tuple[Ja
     """A linear layer 3 → 2 with bias (8 parameters) followed by 4 loose ones, as blocks and dense."""
     a, s = randn(n, positions, 3, g=g), randn(n, c, positions, 2, g=g)
     loose = randn(n, c, 4, g=g)
-    blocks = (LinearBlock(slice(0, 6), slice(6, 8), a, s), DenseBlock(slice(8, 12), loose))
+    with_one = torch.cat([a, a.new_ones(n, positions, 1)], -1)[:, :, None]
+    arrangement = Arrangement(1, 2, slice(0, 6), slice(6, 8), (1, 2, 3), (0, 1, 2))
+    factors = FactorBlock(arrangement, s[:, :, :, None], lambda: with_one)
+    blocks = (factors, DenseBlock(slice(8, 12), loose))
     weight = torch.stack(
         [sum(torch.outer(s[i, k, t], a[i, t]) for t in range(positions)).flatten() for i in range(n) for k in range(c)]
     ).reshape(n, c, 6)
@@ -100,6 +112,110 @@ def block_diagonal(seed: int) -> Made:
     return H, torch.block_diag(A.T @ A, h.diag()), prior(12, 3, g)
 
 
+# --- Kronecker: W (q, o, i) of 12 entries, one prior precision ---------------------------------------------------
+#
+# All seeds share A, or the eigenbasis: two curvatures of one estimator add up only when they came from the same
+# inputs. What happens when they did not has tests of its own.
+
+JOINT = Arrangement(1, 3, slice(0, 9), slice(9, 12), (1, 3, 3), (0, 1, 2))  # a linear layer 3 → 3 with bias
+GROUPS = Arrangement(2, 2, slice(0, 8), slice(8, 12), (2, 2, 2, 1), (0, 2, 1, 3))  # two groups, kept (q · in, o, k)
+
+
+def positions(arrangement: Arrangement) -> Tensor:
+    """(q, o, i): where W[q, o, i] stands among the 12 entries, written out for the two layers above."""
+    if arrangement is JOINT:
+        return torch.tensor([[[0, 1, 2, 9], [3, 4, 5, 10], [6, 7, 8, 11]]])
+    # Weight (q · in, o) = (4, 2) in front of the bias (4,): the order of a transposed convolution with two groups.
+    return torch.tensor([[[0, 2, 8], [1, 3, 9]], [[4, 6, 10], [5, 7, 11]]])
+
+
+def one_layer(arrangement: Arrangement) -> Rows:
+    """Rows of that layer alone, as factors and dense."""
+
+    def make(n: int, c: int, g: torch.Generator, n_positions: int = 1) -> tuple[Jacobian, Tensor]:
+        place = positions(arrangement)
+        q, o, i = place.shape
+        a, s = randn(n, n_positions, q, i, g=g), randn(n, c, n_positions, q, o, g=g)
+        a[..., -1] = 1
+        dense = torch.zeros(n, c, 12, dtype=torch.float64)
+        for t in range(n_positions):
+            dense[..., place] += s[:, :, t, :, :, None] * a[:, None, t, :, None, :]
+        return Jacobian((FactorBlock(arrangement, s, lambda: a),), n, c, 12, torch.device("cpu")), dense
+
+    return make
+
+
+def spread(blocks: Tensor, place: Tensor) -> Tensor:
+    """One (o · i)² matrix per group, at its place among the 12 entries."""
+    H = torch.zeros(12, 12, dtype=torch.float64)
+    for block, at in zip(blocks, place.flatten(1)):
+        H[at[:, None], at] = block
+    return H
+
+
+def factors(arrangement: Arrangement, seed: int) -> tuple[Tensor, Tensor]:
+    """A (q, i, i), the same for every seed, and B (q, o, o); both singular."""
+    q, o, i = positions(arrangement).shape
+    g, fixed = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(99)
+    a, b = randn(q, i, i - 1, g=fixed), randn(q, o, o - 1, g=g)
+    return a @ a.mT, b @ b.mT
+
+
+def kronecker_with(arrangement: Arrangement, damping: Damping, seed: int) -> Made:
+    A, B = factors(arrangement, seed)
+    count, scale = 5.0, torch.tensor(0.6, dtype=torch.float64)
+    H = KroneckerCurvature("layer", arrangement, KroneckerFactors(count * A, count, B), scale, damping)
+    blocks = torch.stack([0.6 * torch.kron(B_q, A_q) for A_q, B_q in zip(A, B)])
+    return H, spread(blocks, positions(arrangement)), prior(12, 1, torch.Generator().manual_seed(seed))
+
+
+def kronecker(seed: int) -> Made:
+    return kronecker_with(JOINT, ExactDamping(), seed)
+
+
+def kronecker_groups(seed: int) -> Made:
+    return kronecker_with(GROUPS, ExactDamping(), seed)
+
+
+def kronecker_split(seed: int) -> Made:
+    """Not among MAKERS: its precision is not H + P₀."""
+    return kronecker_with(GROUPS, SplitDamping(), seed)
+
+
+def eigenbases() -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(98)
+    return tuple(torch.linalg.qr(randn(2, d, d, g=g)).Q for d in (3, 2))  # type: ignore[return-value]
+
+
+SHARED_BASIS = Basis(*eigenbases())
+
+
+def eigen(seed: int) -> Made:
+    g = torch.Generator().manual_seed(seed)
+    s = torch.rand(2, 2, 3, generator=g, dtype=torch.float64)
+    s[0, 1, 2] = 0
+    H = EigenCurvature("layer", GROUPS, SHARED_BASIS, s)
+    U = [torch.kron(U_B, U_A) for U_A, U_B in zip(*eigenbases())]
+    blocks = torch.stack([U_q @ s_q.flatten().diag() @ U_q.T for U_q, s_q in zip(U, s)])
+    return H, spread(blocks, positions(GROUPS)), prior(12, 1, g)
+
+
+def kronecker_and_dense(seed: int) -> Made:
+    """A linear layer 3 → 2 with bias and four loose parameters, each block with a precision of its own."""
+    g, fixed = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(97)
+    a, b, M = randn(1, 4, 6, g=fixed), randn(1, 2, 3, g=g), randn(3, 4, g=g)
+    A, B = a @ a.mT, b @ b.mT
+    arrangement = Arrangement(1, 2, slice(0, 6), slice(6, 8), (1, 2, 3), (0, 1, 2))
+    one = torch.ones((), dtype=torch.float64)
+    first = KroneckerCurvature("layer", arrangement, KroneckerFactors(A, 1.0, B), one, ExactDamping())
+    H = BlockDiagonalCurvature((slice(0, 8), slice(8, 12)), (first, DenseCurvature.of(M.T @ M)))
+    order = torch.tensor([0, 1, 2, 6, 3, 4, 5, 7])  # row by row of W, the bias behind each
+    K = torch.zeros(8, 8, dtype=torch.float64)
+    K[order[:, None], order] = torch.kron(B[0], A[0])
+    P0 = GroupedDiagonal(torch.rand(2, generator=g, dtype=torch.float64) + 0.2, torch.tensor([0] * 8 + [1] * 4))
+    return H, torch.block_diag(K, M.T @ M), P0
+
+
 MAKERS: list[Callable[[int], Made]] = [
     dense,
     dense_isotropic,
@@ -109,4 +225,14 @@ MAKERS: list[Callable[[int], Made]] = [
     low_rank_elementwise,
     low_rank_mixed,
     block_diagonal,
+    kronecker,
+    kronecker_groups,
+    eigen,
+    kronecker_and_dense,
 ]
+
+
+def rows_for(make: Callable[[int], Made]) -> Rows:
+    """Rows an operator can work with: a layer's own where it stands for one layer."""
+    own = {kronecker: one_layer(JOINT), kronecker_groups: one_layer(GROUPS), eigen: one_layer(GROUPS)}
+    return own.get(make, jacobian)

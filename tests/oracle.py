@@ -7,10 +7,15 @@ prior precision, a (P,) tensor or one number.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from math import sqrt
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical, MultivariateNormal, Normal, Poisson
 
@@ -158,6 +163,252 @@ def hessians(kind: str, f: Tensor, y: Tensor, **options: Any) -> Tensor:
     draws = [(1 / 6, -sqrt(3.0)), (2 / 3, 0.0), (1 / 6, sqrt(3.0))]
     rs = [(w, residuals(kind, f, mu + sigma * z, **options)) for w, z in draws]
     return sum((w * r[..., :, None] * r[..., None, :] for w, r in rs), torch.zeros(()))
+
+
+# --- Kronecker factors by definition ------------------------------------------------------------------------
+
+MATRIX_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d,
+                 nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a layer s = W a + b did for B data: inputs a (R, q, i) and ∂f/∂s (K, R, q, o) of each, over all its calls.
+
+    `position` (q, o, i) says which entry of the flat parameter vector W[q, o, i] is; a bias is the last input.
+    """
+
+    a: list[Tensor]
+    D: list[Tensor]
+    position: Tensor
+    has_bias: bool
+
+    def rows(self) -> Tensor:
+        """Σ_t g_t a_tᵀ: the Jacobian's columns (B, K, q, o, i)."""
+        return torch.stack([torch.einsum("krqo,rqi->kqoi", D, a) for a, D in zip(self.a, self.D, strict=True)])
+
+
+def layers(model: nn.Module, x: Any, names: Any = None) -> dict[str, Layer]:
+    """Every matrix layer that computes nothing but s = W a + b, shares no tensor and sees a batch axis.
+
+    Attention to itself projects by two such layers that are no modules of their own, or are never called as such.
+    """
+    starts, start = {}, 0
+    for name, p in parameters(model, names).items():
+        starts[name], start = start, start + p.numel()
+    J = jacobian(model, x, names)[1]
+    found = {}
+    for path, m in model.named_modules():
+        if type(m) is nn.MultiheadAttention and m.in_proj_weight is not None:
+            found[path] = _layer(model, _Map.of_projection(path, m), x, starts)
+            found[f"{path}.out_proj"] = _layer(model, _Map.of_output(path, m), x, starts)
+        elif _plain(model, m) and path not in found:
+            found[path] = _layer(model, _Map.of_module(path, m), x, starts)
+    return {
+        path: layer
+        for path, layer in found.items()
+        if layer is not None and torch.allclose(layer.rows(), J[..., layer.position], rtol=1e-9, atol=1e-12)
+    }
+
+
+def _plain(model: nn.Module, module: nn.Module) -> bool:
+    own = list(module.parameters(recurse=False))
+    holders = [m for m in model.modules() for p in m.parameters(recurse=False) if any(p is mine for mine in own)]
+    forwards = [kind.forward for kind in MATRIX_LAYERS if isinstance(module, kind)]
+    return type(module).forward in forwards and "weight" in module._parameters and len(holders) == len(own)
+
+
+@dataclass(frozen=True)
+class _Map:
+    """A layer, the names of its tensors, and how to see its calls."""
+
+    module: nn.Module
+    weight: str
+    bias: str
+    calls: Callable[[nn.Module, Any], list[tuple[Tensor, Tensor]]]
+
+    @classmethod
+    def of_module(cls, path: str, m: nn.Module) -> _Map:
+        weight, bias = (f"{path}.{key}".lstrip(".") for key in ("weight", "bias"))
+        return cls(m, weight, bias, partial(_module_calls, m))
+
+    @classmethod
+    def of_projection(cls, path: str, m: nn.MultiheadAttention) -> _Map:
+        same = nn.Linear(m.embed_dim, 3 * m.embed_dim, bias=False, dtype=m.in_proj_weight.dtype)
+        names = (f"{path}.in_proj_{key}".lstrip(".") for key in ("weight", "bias"))
+        return cls(same, *names, partial(_linear_calls, m.in_proj_weight))
+
+    @classmethod
+    def of_output(cls, path: str, m: nn.MultiheadAttention) -> _Map:
+        names = (f"{path}.out_proj.{key}".lstrip(".") for key in ("weight", "bias"))
+        return cls(m.out_proj, *names, partial(_linear_calls, m.out_proj.weight))
+
+
+def _layer(model: nn.Module, map_: _Map, x: Any, starts: dict[str, int]) -> Layer | None:
+    module, weight, bias = map_.module, map_.weight, map_.bias
+    columns = [starts[weight] + weight_index(module)] if weight in starts else []
+    q, o = weight_index(module).shape[:2]
+    columns += [starts[bias] + torch.arange(q * o).reshape(q, o, 1)] if bias in starts else []
+    if not columns:
+        return None
+    inputs, gradients = [], []
+    for n in range(batch_size(x)):
+        calls = map_.calls(model, slice_x(x, n))
+        if not calls or any(s.ndim < weight_axes(module) for s, _ in calls):
+            return None
+        a = torch.cat([patches(module, s) for s, _ in calls])
+        a = a if weight in starts else a[..., :0]
+        inputs.append(torch.cat([a, a.new_ones(*a.shape[:2], 1)], -1) if bias in starts else a)
+        by_call = [torch.stack([_by_position(module, g_k).unflatten(-1, (q, o)) for g_k in g]) for _, g in calls]
+        gradients.append(torch.cat(by_call, 1))
+    return Layer(inputs, gradients, torch.cat(columns, -1), bias in starts)
+
+
+def weight_axes(module: nn.Module) -> int:
+    """Axes of an input that has a batch axis."""
+    return module.weight.ndim  # (out, in) against (B, in); (out, in, …k) against (B, in, …)
+
+
+def weight_index(module: nn.Module) -> Tensor:
+    """(q, o, i) → position in the flat weight. Transposed convolutions keep (q · in, o, …k)."""
+    w, q = module.weight, getattr(module, "groups", 1)
+    order = torch.arange(w.numel())
+    if getattr(module, "transposed", False):
+        return order.reshape(q, w.shape[0] // q, w.shape[1], -1).transpose(1, 2).flatten(2)
+    return order.reshape(q, w.shape[0] // q, -1)
+
+
+def patches(module: nn.Module, s: Tensor) -> Tensor:
+    """a (R, q, i) for an input s, from the layer itself: it is linear, so ∂(W a_t)_o/∂W_o = a_t."""
+    index = weight_index(module)
+    q, o = index.shape[:2]
+    weight = module.weight.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        out = _by_position(module, torch.func.functional_call(module, {"weight": weight}, (s,)))
+        first = [[torch.autograd.grad(row[g * o], weight, retain_graph=True)[0] for g in range(q)] for row in out]
+    return torch.stack([torch.stack([w.flatten()[index[g, 0]] for g, w in enumerate(row)]) for row in first])
+
+
+def _by_position(module: nn.Module, s: Tensor) -> Tensor:
+    """A layer's output, (…, channels) or (B, channels, …), as (R, channels)."""
+    return (s if isinstance(module, nn.Linear) else s.movedim(1, -1)).flatten(0, -2)
+
+
+class _Noted:
+    """Inputs and outputs of the calls of one layer. A zero added to s takes the gradient: s may be overwritten."""
+
+    def __init__(self) -> None:
+        self.inputs: list[Tensor] = []
+        self.zeros: list[Tensor] = []
+        self.open = True  # checkpointed blocks run once more during the backward pass
+
+    def note(self, a: Tensor, s: Tensor) -> Tensor:
+        zero = torch.zeros_like(s).requires_grad_()
+        if self.open:
+            self.inputs.append(a.detach().clone())
+            self.zeros.append(zero)
+        return s + zero
+
+    def pulled_back(self, model: nn.Module, x: Any) -> list[tuple[Tensor, Tensor]]:
+        """Input and ∂f/∂s (K, …) of every call for one datum."""
+        with torch.random.fork_rng(devices=[]):
+            f = outputs(model, x)[0]
+        self.open = False
+        rows = [torch.autograd.grad(f_k, self.zeros, retain_graph=True, allow_unused=True) for f_k in f if self.zeros]
+        gradients = [
+            torch.stack([torch.zeros_like(zero) if row[j] is None else row[j] for row in rows])
+            for j, zero in enumerate(self.zeros)
+        ]
+        return list(zip(self.inputs, gradients, strict=True))
+
+
+def _module_calls(module: nn.Module, model: nn.Module, x: Any) -> list[tuple[Tensor, Tensor]]:
+    """The calls of a module, by hooks; its input is kept before the module may overwrite it."""
+    noted, before = _Noted(), []
+    hooks = [
+        module.register_forward_pre_hook(
+            lambda _, args, kwargs: before.append((args or [kwargs["input"]])[0].detach().clone()), with_kwargs=True
+        ),
+        module.register_forward_hook(lambda _, args, s: noted.note(before.pop(), s)),
+    ]
+    try:
+        return noted.pulled_back(model, x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _linear_calls(weight: Tensor, model: nn.Module, x: Any) -> list[tuple[Tensor, Tensor]]:
+    """The products with a weight, by listening to `F.linear`."""
+    noted, linear = _Noted(), F.linear
+
+    def listening(a: Tensor, W: Tensor, b: Tensor | None = None) -> Tensor:
+        s = linear(a, W, b)
+        return noted.note(a, s) if W is weight else s
+
+    with patch.object(F, "linear", listening):
+        return noted.pulled_back(model, x)
+
+
+def kronecker_factors(layer: Layer, Lambda: Tensor, sharing: str = "expand") -> tuple[Tensor, Tensor]:
+    """A (q, i, i) = mean over data and positions of a aᵀ, B (q, o, o) = Σ gᵀ Λ g; `reduce`: ā = mean, ĝ = sum."""
+    a, D = layer.a, layer.D
+    if sharing == "reduce":
+        a, D = [v.mean(0, keepdim=True) for v in a], [g.sum(1, keepdim=True) for g in D]
+    A = sum(torch.einsum("rqi,rqj->qij", v, v) for v in a) / sum(len(v) for v in a)
+    B = sum(torch.einsum("krqo,kl,lrqp->qop", g, L, g) for g, L in zip(D, Lambda, strict=True))
+    return A, B
+
+
+def kron_block(A: Tensor, B: Tensor, position: Tensor, p: int) -> Tensor:
+    """B ⊗ A, one block per group, at its place in a (p, p) matrix of zeros."""
+    H = A.new_zeros(p, p)
+    for A_q, B_q, place in zip(A, B, position, strict=True):
+        H[place.flatten()[:, None], place.flatten()] = torch.kron(B_q, A_q)
+    return H
+
+
+def kronecker(
+    H: Tensor,
+    sizes: list[int],
+    layers: Iterable[Layer],
+    Lambda: Tensor,
+    *,
+    sharing: str = "expand",
+    bias: str = "joint",
+) -> Tensor:
+    """The whole structure: B ⊗ A for the layers; elsewhere each tensor's own block of the GGN H, above 1,024 entries
+    its diagonal. `sizes` are the tensors' numbers of entries, in order."""
+    K = torch.block_diag(*(_loose(block) for block in _diagonal_blocks(H, sizes)))
+    for layer in layers:
+        A, B = kronecker_factors(layer, Lambda, sharing)
+        place = layer.position
+        K[place.flatten()] = 0
+        K[:, place.flatten()] = 0
+        if bias == "separate" and layer.has_bias:
+            K += kron_block(A[:, -1:, -1:], B, place[..., -1:], len(H))
+            A, place = A[:, :-1, :-1], place[..., :-1]
+        K += kron_block(A, B, place, len(H))
+    return K
+
+
+def _diagonal_blocks(H: Tensor, sizes: list[int]) -> list[Tensor]:
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return [H[end - size : end, end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+
+def _loose(block: Tensor) -> Tensor:
+    return block if len(block) <= 1024 else block.diagonal().diag()
+
+
+def eigen_corrected(H: Tensor, A: Tensor, B: Tensor, position: Tensor) -> Tensor:
+    """EKFAC in the eigenbases of A and B: U diag(Uᵀ H U) Uᵀ, for the entries in `position`."""
+    K = torch.zeros_like(H)
+    for A_q, B_q, place in zip(A, B, position, strict=True):
+        at = place.flatten()
+        U = torch.kron(torch.linalg.eigh(B_q)[1], torch.linalg.eigh(A_q)[1])
+        K[at[:, None], at] = U @ (U.T @ H[at[:, None], at] @ U).diagonal().diag() @ U.T
+    return K
 
 
 # --- posterior, evidence, predictive ------------------------------------------------------------------------

@@ -232,13 +232,12 @@ def test_likelihood_scale_tempers_the_likelihood_and_never_the_prior(kappa: floa
     assert_close(posterior.log_evidence(), expected)
 
 
-def test_auto_is_full_for_small_networks_and_says_less_for_large_ones() -> None:
+def test_auto_is_full_for_small_networks_and_kronecker_for_larger_ones() -> None:
     x, y = torch.randn(4, 30), torch.tensor([0, 1, 0, 1])
     small = nn.Sequential(nn.Linear(30, 4), nn.Tanh(), nn.Linear(4, 2))
-    layered = nn.Sequential(nn.Linear(30, 100), nn.Tanh(), nn.Linear(100, 40), nn.Tanh(), nn.Linear(40, 2))
     wide = nn.Sequential(nn.Linear(30, 400), nn.Tanh(), nn.Linear(400, 2))
-    found = [type(lw.fit(m, (x, y), "classification").structure) for m in (small, layered, wide)]
-    assert found == [lw.Full, lw.Block, lw.Diag]
+    found = [type(lw.fit(m, (x, y), "classification").structure) for m in (small, wide)]
+    assert found == [lw.Full, lw.Kron]
 
 
 def test_a_parametrised_tensor_behind_its_modules_children_is_a_block_of_its_own() -> None:

@@ -122,18 +122,3 @@ def test_a_missing_extra_is_named_before_any_work(monkeypatch: pytest.MonkeyPatc
     result = CliRunner().invoke(cli.app, ["demo"])
     assert result.exit_code == 1
     assert "pip install 'lapwing[demo]'" in result.stderr
-
-
-def test_bench_prints_and_saves_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [
-        {"what": "fit", "ratio": 12.0, "unit": "gradient epochs", "goal": 40},
-        {"what": "covariance", "ratio": 400.0, "unit": "forward passes", "goal": 300},
-    ]
-    fake = type("w1", (), {"run": staticmethod(lambda: {"workload": "W1", "rows": rows})})
-    monkeypatch.setattr(cli, "find_spec", lambda _: object())
-    monkeypatch.setattr(cli, "import_module", lambda _: fake)
-    result = CliRunner().invoke(cli.app, ["bench", "--out", str(tmp_path)])
-    assert result.exit_code == 0, result.output
-    assert "met" in result.output
-    assert "missed" in result.output
-    assert json.loads((tmp_path / "w1.json").read_text())["rows"] == rows

@@ -5,8 +5,23 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lapwing.operators import GroupedDiagonal
-from makers import MAKERS, jacobian, randn
+from lapwing.errors import StructureError
+from lapwing.operators import Basis, EigenCurvature, GroupedDiagonal, KroneckerCurvature, KroneckerFactors
+from makers import (
+    GROUPS,
+    MAKERS,
+    eigen,
+    factors,
+    jacobian,
+    kronecker,
+    kronecker_groups,
+    kronecker_split,
+    one_layer,
+    positions,
+    randn,
+    rows_for,
+    spread,
+)
 from oracle import assert_close
 
 pytestmark = pytest.mark.parametrize("seed", [0, 1])
@@ -65,10 +80,10 @@ def test_logdet(make, seed: int) -> None:
 
 
 @over_makers
-@pytest.mark.parametrize("positions", [1, 3])
-def test_quadratic_forms(make, positions: int, seed: int) -> None:
+@pytest.mark.parametrize("n_positions", [1, 3])
+def test_quadratic_forms(make, n_positions: int, seed: int) -> None:
     H, H_dense, P0 = make(seed)
-    rows, J = jacobian(4, 2, gen(seed), positions)
+    rows, J = rows_for(make)(4, 2, gen(seed), n_positions)
     Sigma = torch.linalg.inv(H_dense + P0.diagonal.diag())
     cov = J @ Sigma @ J.mT
     flat = J.reshape(-1, 12)
@@ -95,7 +110,7 @@ def test_scaled_and_mixed(make, seed: int) -> None:
 def test_gradients_in_prior_and_scale(make, seed: int) -> None:
     """logdet, solve and inv_quad differentiate in δ and c as the dense formulas do."""
     H, H_dense, P0 = make(seed)
-    rows, J = jacobian(2, 2, gen(seed))
+    rows, J = rows_for(make)(2, 2, gen(seed))
     v = randn(12, g=gen(seed))
 
     def ours(delta, c):
@@ -112,10 +127,10 @@ def test_gradients_in_prior_and_scale(make, seed: int) -> None:
         assert_close(mine, true, rtol=1e-9)
 
 
-@pytest.mark.parametrize("positions", [1, 3])
-def test_rows(positions: int, seed: int) -> None:
-    rows, J = jacobian(4, 2, gen(seed), positions)
-    more, K = jacobian(3, 2, gen(seed + 5), positions)
+@pytest.mark.parametrize("n_positions", [1, 3])
+def test_rows(n_positions: int, seed: int) -> None:
+    rows, J = jacobian(4, 2, gen(seed), n_positions)
+    more, K = jacobian(3, 2, gen(seed + 5), n_positions)
     w = torch.rand(12, generator=gen(seed), dtype=torch.float64)
     v = randn(5, 12, g=gen(seed))
     assert_close(rows.dense(), J)
@@ -139,3 +154,81 @@ def test_rows_with_other_numbers_of_positions_stack(seed: int) -> None:
     assert_close(rows.concatenated([more]).dense(), torch.cat([J, K]))
     assert_close(more.concatenated([rows]).dense(), torch.cat([K, J]))
     assert_close(more.concatenated([rows]).sum_squares(), (torch.cat([K, J]) ** 2).sum((0, 1)))
+
+
+# --- Kronecker structures ---------------------------------------------------------------------------------------
+
+
+def test_split_damping_is_the_product_of_the_damped_factors(seed: int) -> None:
+    """(B + √δ I) ⊗ (A + √δ I), with eigenvalues (b + √δ)(a + √δ); every verb of the precision, and its gradient."""
+    H, H_dense, P0 = kronecker_split(seed)
+    A, B = factors(GROUPS, seed)
+    root = P0.values[0].sqrt()
+    damped = [torch.kron(0.6 * B_q + root * EYE[:2, :2], A_q + root * EYE[:3, :3]) for A_q, B_q in zip(A, B)]
+    P = spread(torch.stack(damped), positions(GROUPS))
+    Sigma = torch.linalg.inv(P)
+    rows, J = one_layer(GROUPS)(4, 2, gen(seed), 3)
+    v = randn(2, 12, g=gen(seed))
+    found = H.plus(P0)
+    eigenvalues = [torch.outer(0.6 * b + root, a + root) for a, b in zip(*map(torch.linalg.eigvalsh, (A, B)))]
+    assert not H.adds_prior
+    assert_close(H.to_dense(), H_dense)
+    assert_close(found.to_dense(), P)
+    assert_close(torch.linalg.eigvalsh(P), torch.stack(eigenvalues).flatten().sort().values)
+    assert_close(found.mv(v), v @ P)
+    assert_close(found.solve(v), v @ Sigma)
+    assert_close(found.logdet(), torch.linalg.slogdet(P).logabsdet)
+    assert_close(found.inv_diagonal(), Sigma.diagonal())
+    R = found.half_solve(EYE).T
+    assert_close(R @ R.T, Sigma)
+    assert_close(found.inv_quad(rows), J @ Sigma @ J.mT)
+    assert_close(found.inv_gram(rows), J.reshape(-1, 12) @ Sigma @ J.reshape(-1, 12).T)
+    more = torch.linalg.eigvalsh(P - H_dense - P0.diagonal.diag())
+    assert more.min() > -1e-12 and more.max() > 0.1  # always more concentrated
+
+
+def test_split_and_exact_damping_agree_without_curvature(seed: int) -> None:
+    H, _, P0 = kronecker_split(seed)
+    assert isinstance(H, KroneckerCurvature)
+    nothing = KroneckerFactors(torch.zeros(2, 3, 3).double(), 1.0, torch.zeros(2, 2, 2).double())
+    idle = KroneckerCurvature("layer", GROUPS, nothing, H.scale, H.damping)
+    assert_close(idle.plus(P0).to_dense(), P0.diagonal.diag())
+
+
+@pytest.mark.parametrize("make", [kronecker, kronecker_groups, kronecker_split, eigen], ids=lambda m: m.__name__)
+def test_an_uneven_prior_inside_a_block_is_refused(make, seed: int) -> None:
+    H, _, _ = make(seed)
+    values = torch.tensor([0.5, 2.0], dtype=torch.float64)
+    with pytest.raises(StructureError, match=r"'layer' needs one prior precision.*2 groups.*8, 4 entries"):
+        H.plus(GroupedDiagonal(values, torch.tensor([0] * 8 + [1] * 4)))
+
+
+def test_curvatures_of_other_data_pool_their_inputs(seed: int) -> None:
+    """A is a mean over all positions seen, B a sum: not the sum of two Kronecker products."""
+    H, _, _ = kronecker_groups(seed)
+    assert isinstance(H, KroneckerCurvature)
+    (A, B), (_, B_more) = factors(GROUPS, seed), factors(GROUPS, seed + 1)
+    A_more = A + EYE[:3, :3]
+    other = KroneckerCurvature("layer", GROUPS, KroneckerFactors(2 * A_more, 2.0, B_more), H.scale / 0.6, H.damping)
+    both = H.mixed([other], torch.tensor([1.0, 3.0], dtype=torch.float64))
+    A_all, B_all = (5 * A + 2 * A_more) / 7, 0.6 * B + 3 * B_more
+    expected = torch.stack([torch.kron(B_q, A_q) for A_q, B_q in zip(A_all, B_all)])
+    assert_close(both.to_dense(), spread(expected, positions(GROUPS)))
+
+
+def test_eigenbases_of_their_own_do_not_add_up(seed: int) -> None:
+    H, _, _ = eigen(seed)
+    assert isinstance(H, EigenCurvature)
+    other = EigenCurvature("layer", GROUPS, Basis(H.basis.U_A.clone(), H.basis.U_B.clone()), H.s)
+    with pytest.raises(StructureError, match="EKFAC"):
+        H.mixed([other], torch.ones(2, dtype=torch.float64))
+
+
+def test_arrangements_go_there_and_back(seed: int) -> None:
+    v = randn(2, 5, 12, g=gen(seed))
+    W = GROUPS.matrices(v)
+    assert_close(W, v[..., positions(GROUPS)])
+    assert_close(GROUPS.flat(W, 12), v)
+    moved = torch.cat([v.new_zeros(2, 5, 3), v], -1)
+    assert_close(GROUPS.shifted(3).matrices(moved), W)
+    assert_close(torch.cat(GROUPS.flat_parts(W), -1), v)

@@ -305,3 +305,42 @@ def test_assert_close_refuses_what_is_not_finite_or_of_another_shape(bad: float)
         assert_close(b, b * bad)
     with pytest.raises(AssertionError, match="shapes differ"):
         assert_close(b[:, None], b)
+
+
+# --- Kronecker factors --------------------------------------------------------------------------------------------
+
+
+def test_patches_of_a_convolution_are_those_of_unfold() -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(4, 6, (2, 3), stride=(1, 2), padding=1, dilation=(2, 1), groups=2).double()
+    x = torch.randn(1, 4, 5, 6, dtype=F64)
+    columns = nn.functional.unfold(x, (2, 3), dilation=(2, 1), padding=1, stride=(1, 2))[0].T  # (R, channels · taps)
+    assert_close(oracle.patches(conv, x), columns.unflatten(-1, (2, -1)), 1e-14)
+
+
+def test_kronecker_layers_reproduce_the_output() -> None:
+    """W a + b at the patches is what the layer computes, for a transposed convolution with groups too."""
+    torch.manual_seed(0)
+    layer = nn.ConvTranspose1d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2).double()
+    x = torch.randn(1, 4, 3, dtype=F64)
+    W = layer.weight.flatten()[oracle.weight_index(layer)]
+    s = torch.einsum("rqi,qoi->rqo", oracle.patches(layer, x), W).flatten(1) + layer.bias
+    assert_close(s.T[None], layer(x), 1e-14)
+
+
+def test_kron_block_is_row_major() -> None:
+    A, B = torch.randn(1, 3, 3, dtype=F64), torch.randn(1, 2, 2, dtype=F64)
+    V = torch.randn(2, 3, dtype=F64)
+    H = oracle.kron_block(A, B, torch.arange(6).reshape(1, 2, 3), 6)
+    assert_close((H @ V.flatten()).reshape(2, 3), B[0] @ V @ A[0].T, 1e-14)
+
+
+def test_the_oracle_finds_the_layers_and_leaves_traps_alone() -> None:
+    def found(name: str) -> list[str]:
+        case = by_name(name)
+        return list(oracle.layers(case.make_model(), case.make_x(2)))
+
+    assert found("attention-batch-first") == ["attn", "attn.out_proj", "head"]
+    assert found("tied-weights") == ["mix"]
+    for trap in ("weight-used-outside", "never-called", "closure", "branching"):
+        assert found(trap) == []

@@ -13,6 +13,7 @@ import oracle
 from cases import Case
 
 NOISE = 0.7
+BATCH_BEHIND = {"time-first-linear": {"fc"}}  # rules need the batch first: these layers are treated without one
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +56,19 @@ class Truth:
     @cached_property
     def H(self) -> Tensor:
         return oracle.ggn(self.jacobian[1], self.Lambda)
+
+    @cached_property
+    def layers(self) -> dict[str, oracle.Layer]:
+        """The layers with a Kronecker rule, by path."""
+        without = BATCH_BEHIND.get(self.case.name, set())
+        return {path: layer for path, layer in oracle.layers(self.model, self.x).items() if path not in without}
+
+    def kronecker(self, Lambda: Tensor | None = None, **options: str) -> Tensor:
+        """Kronecker curvature by definition, for this Λ or another."""
+        Lambda = self.Lambda if Lambda is None else Lambda
+        H = oracle.ggn(self.jacobian[1], Lambda)
+        sizes = [p.numel() for p in oracle.parameters(self.model).values()]
+        return oracle.kronecker(H, sizes, self.layers.values(), Lambda, **options)
 
     @cached_property
     def log_lik(self) -> Tensor:

@@ -1,0 +1,232 @@
+"""What structures cost, what `auto` takes and why, and whether the planned bytes are the measured ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import lapwing as lw
+from lapwing.cli import app
+from lapwing.planning import choice
+from lapwing.planning.ledger import Ledger
+from lapwing.planning.survey import Survey
+
+MIB = 2**20
+
+
+def small() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), (torch.randn(30, 4), torch.arange(30) % 3)
+
+
+def mixed() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+    """A layer of 8,000 weights, a normalisation, and 2,000 loose numbers in one tensor."""
+
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = nn.Parameter(torch.zeros(2000))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.shift
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 2000), Shifted(), nn.Tanh(), nn.Linear(2000, 6), nn.LayerNorm(6))
+    return model, (torch.randn(20, 4), torch.arange(20) % 6)
+
+
+# --- bytes ----------------------------------------------------------------------------------------
+
+
+def test_a_ledger_counts_what_is_made_and_forgets_what_is_freed() -> None:
+    x = torch.randn(1000)
+    with Ledger() as ledger:
+        y = x * 2
+        y.add_(1)  # nothing new
+        z = y[:10]  # a view
+        assert ledger.now == 4000
+        del y
+        assert ledger.now == 4000  # the view holds it
+        del z
+        (x[None] * torch.ones(5, 1)).sum()
+    assert ledger.now == 0 and ledger.peak >= 20_000
+
+
+@pytest.mark.parametrize("structure", ["kron", "diag"])
+def test_stored_bytes_are_those_of_the_curvature(structure: str) -> None:
+    model, data = mixed()
+    row = next(r for r in lw.plan(model, data, "classification").rows if r.structure == structure)
+    kron = (5**2 + 2000**2) + 2000 + (2001**2 + 6**2) + 6**2 + 6**2
+    assert row.stored_bytes == 8 * (kron if structure == "kron" else row.p)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system does not tell the peak of a process")
+@pytest.mark.parametrize("structure", ["kron", "diag"])
+@pytest.mark.parametrize("workload", ["W2", "W3", "W4"])
+def test_planned_bytes_are_within_a_quarter_of_the_measured_peak(workload: str, structure: str) -> None:
+    """MiB planned and measured, with an allocator that gives back what is freed:
+
+    W2 kron: fit 81, 81; predict 141, 144.    W2 diag: fit 77, 77; predict 109, 111.
+    W3 kron: fit 197, 202; predict 161, 168.  W3 diag: fit 196, 199; predict 123, 128.
+    W4 kron: fit 771, 772; predict 269, 284.  W4 diag: fit 754, 757; predict 262, 275.
+
+    glibc left to itself keeps freed tensors of up to 32 MiB; the process is then up to a third larger.
+    """
+    script = Path(__file__).parent / "peaks.py"
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    env["PYTHONPATH"] = os.pathsep.join([str(Path(lw.__file__).parent.parent), env.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, str(script), workload, structure], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    ratios = {what: found["planned"][what] / found["measured"][what] for what in ("fit", "predict")}
+    assert all(0.75 <= ratio <= 1.25 for ratio in ratios.values()), (ratios, found)
+
+
+def test_a_smaller_budget_means_smaller_pieces() -> None:
+    model, (X, _) = mixed()
+    data = [(X.repeat(20, 1), torch.arange(400) % 6)]
+    roomy, tight = (lw.plan(model, data, "classification", memory=m).rows[-3] for m in ("4GB", "600KB"))
+    assert roomy.structure == tight.structure == "diag" and tight.fit_bytes < roomy.fit_bytes
+
+
+# --- the plan as a value ----------------------------------------------------------------------------
+
+
+def test_a_plan_has_a_row_per_structure_and_the_last_layer() -> None:
+    model, data = mixed()
+    plan = lw.plan(model, data, "classification")
+    rows = [(row.structure, row.params) for row in plan.rows]
+    assert rows[:5] == [(word, "all") for word in ("full", "block", "kron", "ekfac", "diag")]
+    assert rows[5:] == [("full", "last layer"), ("kron", "last layer")]
+    assert (
+        plan.chosen is plan.rows[2] and plan.chosen.how == "2 Kronecker blocks, 2 exact dense blocks, 1 exact diagonal"
+    )
+    assert [row.exact for row in plan.rows] == [True, False, False, False, False, True, False]
+    for words in ("← auto", "auto takes kron", plan.why, "2 Kronecker blocks"):
+        assert words in str(plan)
+    assert json.loads(json.dumps(plan.record()))["chosen"]["structure"] == "kron"
+
+
+def test_full_keeps_rows_while_they_are_fewer_than_parameters() -> None:
+    model, (X, Y) = small()
+    assert lw.plan(model, (X, Y), "classification").rows[0].how == "60 rows of the data, exactly"
+    assert lw.plan(model, (X.repeat(9, 1), Y.repeat(9)), "classification").rows[0].how == "full matrix"
+
+
+def test_epochs_grow_with_the_outputs_but_not_for_sampled_labels() -> None:
+    model, data = mixed()
+    exact, sampled = (lw.plan(model, data, "classification", fisher=f).rows[2] for f in ("exact", "mc"))
+    assert sampled.gradient_epochs < exact.gradient_epochs
+
+
+def test_a_plan_leaves_no_trace() -> None:
+    model, data = mixed()
+    before, state = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
+    lw.plan(model, data, "classification")
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(p.grad is None for p in model.parameters()) and not model._forward_hooks
+
+
+def test_the_last_layer_alone_is_not_listed_twice() -> None:
+    model, data = small()
+    assert len(lw.plan(model, data, "classification", params="last_layer").rows) == 5
+
+
+# --- what auto takes --------------------------------------------------------------------------------
+
+
+def test_auto_takes_what_the_plan_says() -> None:
+    for make in (small, mixed):
+        model, data = make()
+        plan = lw.plan(model, data, "classification")
+        posterior = lw.fit(model, data, "classification")
+        assert plan.chosen is not None
+        assert type(posterior.structure).__name__.lower() == plan.chosen.structure
+        assert posterior.why == plan.why and plan.why in str(posterior.diagnose())
+
+
+def test_auto_goes_down_with_the_budget_and_refuses_in_the_end() -> None:
+    model, data = small()  # 67 parameters: full 108 kB, kron 6 kB, diag 1.6 kB
+    found = [type(lw.fit(model, data, "classification", memory=m).structure) for m in ("1MB", "20KB", "2KB")]
+    assert found == [lw.Full, lw.Kron, lw.Diag]
+    with pytest.raises(lw.InputError, match="last_layer"):
+        lw.fit(model, data, "classification", memory="1KB")
+    plan = lw.plan(model, data, "classification", memory="1KB")
+    assert plan.chosen is None and "last_layer" in plan.why and "Nothing fits" in str(plan)
+
+
+def test_a_refusal_names_what_would_fit() -> None:
+    model, data = small()
+    with pytest.raises(lw.InputError, match=r"full on 67 parameters.*kron would take.*diag would take"):
+        lw.fit(model, data, "classification", structure="full", memory="20KB")
+
+
+def test_very_wide_layers_are_not_decomposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "MOST_CUBES", 10**6)
+    model, data = mixed()
+    posterior = lw.fit(model, data, "classification")
+    assert posterior.structure == lw.Diag() and "too long" in posterior.why
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [("one", lw.Kron()), ("layer", lw.Kron()), ("tensor", lw.Kron(bias="separate")), ("element", lw.Diag())],
+)
+def test_auto_takes_what_the_prior_allows(groups: str, expected: object) -> None:
+    model, data = mixed()
+    posterior = lw.fit(model, data, "classification", prior=lw.prior(model, groups=groups))
+    assert posterior.structure == expected
+    assert posterior.marginal_variance().isfinite().all()
+
+
+def test_diagnosis_lists_tensors_without_a_kronecker_rule() -> None:
+    model, data = mixed()
+    words = str(lw.fit(model, data, "classification").diagnose())
+    assert "tensors without a Kronecker rule" in words
+    assert "exact diagonal: 1.shift" in words and "exact dense block: 4.weight, 4.bias" in words
+    assert "Kronecker rule" not in str(lw.fit(model, data, "classification", structure="diag").diagnose())
+
+
+def test_a_survey_is_made_when_asked_for() -> None:
+    model, data = small()
+    linearised = lw.fit(model, data, "classification").linearised
+    survey = Survey(linearised, None)  # type: ignore[arg-type]
+    assert survey.layout.p == 67  # no pass yet: there is no input
+
+
+# --- the command line --------------------------------------------------------------------------------
+
+
+def run(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["plan", *words])
+    return result.exit_code, result.output
+
+
+def test_the_command_plans_a_workload_and_an_import_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    code, output = run("--workload", "W1", "--memory", "1GB")
+    assert code == 0 and "auto takes full" in output
+    text = "import torch\ndef build(): return torch.nn.Linear(2, 1), (torch.ones(4, 2), torch.ones(4)), 'regression'\n"
+    (tmp_path / "planned_here.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    code, output = run("planned_here:build", "--json")
+    assert code == 0 and json.loads(output)["chosen"]["p"] == 3
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("a:b", "--workload", "W1"), ("nosuch.module:build",), ("json",), ("json:dumps2",)]
+)
+def test_the_command_says_what_it_expects(words: tuple[str, ...]) -> None:
+    code, output = run(*words)
+    assert code == 1 and "(model, data, likelihood)" in output.replace("\n", " ")
