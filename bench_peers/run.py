@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from torch import nn
 HERE = Path(__file__).parent
 FEW = 16  # inputs, where Jacobians of shape inputs × outputs × parameters are formed
 LIMIT = 400.0
+MEMORY = 16 << 30  # bytes a case may take: a library that forms its Jacobians fails, and the machine lives
 
 GE, FW = "gradient epochs", "forward passes"
 
@@ -206,6 +208,7 @@ def main(out: Path) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     if len(sys.argv) == 3:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         workloads_module = workloads()
         print(json.dumps(measure(int(sys.argv[1]), sys.argv[2])))
     else:
