@@ -106,11 +106,7 @@ class FactorRule(Rule):
         module = calls.module
         arrangement = self.arrangement(module, where.get("weight"), where.get("bias"))
         if not calls.outputs:  # not called for these data: no positions, no effect
-            empty = next(module.parameters(recurse=False))
-            a = empty.new_zeros(n, 0, arrangement.q, arrangement.i)
-            return [
-                FactorBlock(arrangement, a.new_zeros(n, len(gradients), 0, arrangement.q, arrangement.o), lambda: a)
-            ]
+            return [empty_block(arrangement, next(module.parameters(recurse=False)), n, len(gradients))]
         columns = [joined([self.gradients(module, g, n) for g in column]) for column in gradients]
         return [factor_block(arrangement, lambda: [self.inputs(module, x, n) for x in calls.inputs], columns)]
 
@@ -165,6 +161,7 @@ def factor_block(
 
 
 def empty_block(arrangement: Arrangement, like: Tensor, n: int, c: int) -> FactorBlock:
+    """The block of a layer that some data never reach."""
     a = like.new_zeros(n, 0, arrangement.q, arrangement.i)
     return FactorBlock(arrangement, like.new_zeros(n, c, 0, arrangement.q, arrangement.o), lambda: a)
 
