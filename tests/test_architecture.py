@@ -23,7 +23,6 @@ ORDER = [
     {"observations"},
     {"priors"},
     {"jacobian"},
-    {"jacobian_sparse"},
     {"layers"},
     {"linearise"},
     {"probe"},

@@ -14,8 +14,7 @@ import lapwing as lw
 import oracle
 from cases import Case, Inputs, Net, floats, mask, several, tokens
 from lapwing.data import as_input
-from lapwing.jacobian import FactorBlock, Jacobian
-from lapwing.jacobian_sparse import EmbeddingBlock
+from lapwing.jacobian import EmbeddingBlock, FactorBlock, Jacobian
 from lapwing.operators import GroupedDiagonal, KroneckerCurvature
 from oracle import assert_close
 from truth import Truth

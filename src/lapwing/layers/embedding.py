@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from lapwing.jacobian import Block
-from lapwing.jacobian_sparse import EmbeddingBlock
+from lapwing.jacobian import Block, EmbeddingBlock
 from lapwing.layers.base import Calls, Rule, joined
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from lapwing._types import Float, Int, Tensor
-from lapwing.jacobian import Block, padded
+from lapwing.jacobian.block import Block, padded
 from lapwing.operators import GroupedDiagonal
 
 

@@ -1,0 +1,9 @@
+"""The Jacobian as a value: one block per layer or parameter tensor, factored where the layer allows it."""
+
+from lapwing.jacobian.block import Block, RowSizes, padded
+from lapwing.jacobian.dense import DenseBlock
+from lapwing.jacobian.embedding import EmbeddingBlock
+from lapwing.jacobian.factored import FactorBlock
+from lapwing.jacobian.rows import Jacobian
+
+__all__ = ["Block", "DenseBlock", "EmbeddingBlock", "FactorBlock", "Jacobian", "RowSizes", "padded"]

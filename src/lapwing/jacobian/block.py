@@ -1,0 +1,102 @@
+"""What a block of the Jacobian must say: the columns of some parameter tensors, and how they are contracted."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+
+from lapwing._types import Float, Int, Tensor
+from lapwing.operators import GroupedDiagonal
+
+
+@dataclass(frozen=True)
+class RowSizes:
+    """Numbers one row of J takes: as factors of all layers, dense in its largest layer, and dense throughout."""
+
+    factored: int
+    widest: int
+    dense: int
+
+    @classmethod
+    def of(cls, blocks: Sequence[Block], p: int) -> RowSizes:
+        return cls(sum(b.row_floats for b in blocks), max((b.contracted_floats for b in blocks), default=0), p)
+
+
+class Block(ABC):
+    """The columns of J that belong to some parameter tensors; (n, c) rows."""
+
+    @property
+    @abstractmethod
+    def slices(self) -> tuple[slice, ...]:
+        """Where these columns stand among the P parameters, in the order of `parts`."""
+
+    @abstractmethod
+    def parts(self) -> tuple[Float[Tensor, "n c _"], ...]:
+        """The dense columns, one array per slice, float64."""
+
+    @property
+    def row_floats(self) -> int:
+        """Numbers that one row takes as it is kept."""
+        return sum(s.stop - s.start for s in self.slices)
+
+    @property
+    def contracted_floats(self) -> int:
+        """Numbers that one row takes, besides, while it is contracted."""
+        return sum(s.stop - s.start for s in self.slices)
+
+    @abstractmethod
+    def mv(self, v: Float[Tensor, "s p"]) -> Float[Tensor, "s n c"]:
+        """J v for some vectors."""
+
+    @abstractmethod
+    def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]: ...
+
+    @abstractmethod
+    def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]: ...
+
+    @abstractmethod
+    def cross(self, other: Block, D: GroupedDiagonal) -> Float[Tensor, "nc md"]: ...
+
+    @abstractmethod
+    def sum_squares(self) -> tuple[Float[Tensor, " _"], ...]: ...
+
+    @abstractmethod
+    def shifted(self, offset: int) -> Block:
+        """The same columns in a parameter vector that starts `offset` later."""
+
+    def within(self, where: slice) -> Block | None:
+        """The columns inside a slice of the parameters, if any; tensors are never cut."""
+        return self if all(where.start <= s.start and s.stop <= where.stop for s in self.slices) else None
+
+    @abstractmethod
+    def concatenated(self, others: Sequence[Block]) -> Block: ...
+
+    @abstractmethod
+    def single_rows(self) -> Block:
+        """(n, c) rows as (n · c, 1)."""
+
+    @abstractmethod
+    def outputs_at(self, rows: Int[Tensor, " k"]) -> Block:
+        """Some of the c rows of every datum."""
+
+    @abstractmethod
+    def data_at(self, data: slice) -> Block:
+        """All rows of some of the n data."""
+
+
+def padded(tensor: Tensor, r: int, axis: int) -> Tensor:
+    """Zeros behind the entries of an axis until there are r."""
+    missing = r - tensor.shape[axis]
+    if not missing:
+        return tensor
+    shape = list(tensor.shape)
+    shape[axis] = missing
+    return torch.cat([tensor, tensor.new_zeros(shape)], dim=axis)
+
+
+def summed(terms: Iterable[Tensor]) -> Tensor:
+    return reduce(torch.add, terms)

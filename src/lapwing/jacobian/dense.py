@@ -1,0 +1,58 @@
+"""Columns without factors: all their entries are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from lapwing._types import Float, Int, Tensor
+from lapwing.jacobian.block import Block
+from lapwing.operators import GroupedDiagonal
+
+
+@dataclass(frozen=True, eq=False)
+class DenseBlock(Block):
+    """All entries of the columns of one parameter tensor."""
+
+    where: slice
+    values: Float[Tensor, "n c k"]
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        return (self.where,)
+
+    def parts(self) -> tuple[Float[Tensor, "n c k"], ...]:
+        return (self.values.double(),)
+
+    def mv(self, v: Float[Tensor, "s p"]) -> Float[Tensor, "s n c"]:
+        return torch.einsum("nck,sk->snc", self.values.double(), v[:, self.where])
+
+    def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]:
+        return ((self.values * weights[self.where].to(self.values.dtype)) @ self.values.mT).double()
+
+    def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]:
+        return (self.values**2 @ weights[self.where].to(self.values.dtype)).double()
+
+    def cross(self, other: Block, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
+        (values,) = other.parts()
+        return (self.values.double().flatten(0, 1) * D.diagonal[self.where]) @ values.flatten(0, 1).T
+
+    def sum_squares(self) -> tuple[Float[Tensor, " k"], ...]:
+        return ((self.values.double() ** 2).sum((0, 1)),)
+
+    def shifted(self, offset: int) -> DenseBlock:
+        return replace(self, where=slice(self.where.start + offset, self.where.stop + offset))
+
+    def concatenated(self, others: Sequence[Block]) -> DenseBlock:
+        return replace(self, values=torch.cat([self.values, *(other.parts()[0].to(self.values) for other in others)]))
+
+    def single_rows(self) -> DenseBlock:
+        return replace(self, values=self.values.flatten(0, 1)[:, None])
+
+    def outputs_at(self, rows: Int[Tensor, " k"]) -> DenseBlock:
+        return replace(self, values=self.values[:, rows])
+
+    def data_at(self, data: slice) -> DenseBlock:
+        return replace(self, values=self.values[data])

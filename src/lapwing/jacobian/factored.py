@@ -1,0 +1,157 @@
+"""The columns of a layer that computes s_t = W a_t at positions t: ∂f_c/∂W = Σ_t g_ct a_tᵀ with g = ∂f_c/∂s_t.
+
+The factors (a, g) are the whole block; contractions work on them and nothing of size n · c · P is formed. A bias is a
+column of W whose input is 1. Factors keep the model's dtype; sums over them come out in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+
+import torch
+
+from lapwing._types import Float, Int, Tensor
+from lapwing.jacobian.block import Block, padded, summed
+from lapwing.jacobian.dense import DenseBlock
+from lapwing.operators import Arrangement, GroupedDiagonal
+
+
+@dataclass(frozen=True, eq=False)
+class FactorBlock(Block):
+    """A layer's columns as factors: inputs a (n, r, q, i) and output gradients g (n, c, r, q, o) of q parallel maps.
+
+    The inputs are computed when first needed: a convolution's patches are much larger than its input, and
+    accumulating the output factor alone never looks at them.
+    """
+
+    arrangement: Arrangement
+    g: Float[Tensor, "n c r q o"]
+    inputs: Callable[[], Float[Tensor, "n r q i"]]
+
+    @cached_property
+    def a(self) -> Float[Tensor, "n r q i"]:
+        return self.inputs()
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        return self.arrangement.slices
+
+    @property
+    def row_floats(self) -> int:
+        return prod(self.g.shape[2:])
+
+    @property
+    def contracted_floats(self) -> int:
+        inputs = prod(self.a.shape[1:])
+        return inputs if self.one_position else inputs + super().contracted_floats
+
+    @property
+    def one_position(self) -> bool:
+        return self.g.shape[2] == 1
+
+    def matrices(self) -> Float[Tensor, "n c q o i"]:
+        """Σ_t g_t a_tᵀ, in the model's dtype."""
+        n, c, r, q, o = self.g.shape
+        g = self.g.permute(0, 3, 1, 4, 2).reshape(n, q, c * o, r)
+        product = g @ self.a.permute(0, 2, 1, 3)
+        return product.reshape(n, q, c, o, -1).transpose(1, 2)
+
+    def parts(self) -> tuple[Float[Tensor, "n c _"], ...]:
+        exact = replace(self, g=self.g.double(), inputs=self.a.double)
+        return self.arrangement.flat_parts(exact.matrices())
+
+    def mv(self, v: Float[Tensor, "s p"]) -> Float[Tensor, "s n c"]:
+        # Σ_t g_tᵀ V a_t: the change of the layer's outputs, then of f
+        V = self.arrangement.matrices(v.to(self.g.dtype))
+        changes = torch.einsum("nrqi,sqoi->snrqo", self.a, V)
+        return torch.einsum("ncrqo,snrqo->snc", self.g, changes).double()
+
+    def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]:
+        W = self.arrangement.matrices(weights).to(self.g.dtype)
+        if self.one_position:
+            # Σ_oi g_co g_do a_i² w_oi = Σ_o g_co g_do (W a²)_o
+            g = self.g[:, :, 0].flatten(2)
+            return ((g * self._squared_inputs_through(W)[:, None]) @ g.mT).double()
+        M = self.matrices().flatten(2)
+        M = M * W.flatten().sqrt() if W.requires_grad else M.mul_(W.flatten().sqrt())  # M is nobody else's
+        return (M @ M.mT).double()
+
+    def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]:
+        W = self.arrangement.matrices(weights).to(self.g.dtype)
+        if self.one_position:
+            return (self.g[:, :, 0].flatten(2) ** 2 @ self._squared_inputs_through(W)[:, :, None])[..., 0].double()
+        return (self.matrices().flatten(2) ** 2 @ W.flatten()).double()
+
+    def cross(self, other: Block, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
+        scales = self.arrangement.input_scales(D)
+        if not isinstance(other, FactorBlock) or not (self._single and other._single) or scales is None:
+            dense = zip(self.slices, self.parts(), other.parts(), strict=True)
+            return summed((J.flatten(0, 1) * D.diagonal[s]) @ K.flatten(0, 1).T for s, J, K in dense)
+        # (g·g')(Σ_i d_i a_i a'_i): two small Gram matrices instead of one over all weights
+        inputs = (self.a[:, 0, 0].double() * scales) @ other.a[:, 0, 0].double().T
+        outputs = self.g[:, :, 0, 0].flatten(0, 1).double() @ other.g[:, :, 0, 0].flatten(0, 1).double().T
+        if self.g.shape[1] == other.g.shape[1] == 1:
+            return outputs * inputs
+        shape = (self.g.shape[0], self.g.shape[1], other.g.shape[0], other.g.shape[1])
+        return (outputs.view(shape) * inputs[:, None, :, None]).view_as(outputs)
+
+    def sum_squares(self) -> tuple[Float[Tensor, " _"], ...]:
+        if self.one_position:
+            squares = torch.einsum("nqo,nqi->qoi", (self.g[:, :, 0] ** 2).sum(1), self.a[:, 0] ** 2)
+        else:
+            # One output at a time: positions add up before squaring, so a data × weights array is needed, not more.
+            each = (replace(self, g=self.g[:, [c]], inputs=lambda: self.a) for c in range(self.g.shape[1]))
+            squares = summed(block.matrices().square_().sum((0, 1)) for block in each)
+        return self.arrangement.flat_parts(squares.double())
+
+    def rotated(self, U_B: Float[Tensor, "q o o"], U_A: Float[Tensor, "q i i"]) -> Block:
+        """The rows in other coordinates: W ↦ U_Bᵀ W U_A, flattened as (q, o, i)."""
+        q, o, i = len(U_B), U_B.shape[1], U_A.shape[1]
+        c, r = self.g.shape[1:3]
+        # Rotating the factors costs r (i² + c o²) per datum, rotating their products c (o² i + o i²).
+        if not self.one_position and c * (o * o * i + o * i * i) < r * (i * i + c * o * o):
+            turned = U_B.mT @ self.matrices() @ U_A
+            return DenseBlock(slice(0, q * o * i), turned.flatten(2))
+        g = torch.einsum("ncrqo,qop->ncrqp", self.g, U_B)
+        a = torch.einsum("nrqi,qij->nrqj", self.a, U_A)
+        return FactorBlock(Arrangement.plain(q, o, i), g, lambda: a)
+
+    def within(self, where: slice) -> Block | None:
+        weight, bias = (
+            s is not None and where.start <= s.start and s.stop <= where.stop
+            for s in (self.arrangement.weight, self.arrangement.bias)
+        )
+        if (weight + bias) in (0, len(self.slices)):
+            return self if weight or bias else None
+        kept = replace(self.arrangement, bias=None) if weight else replace(self.arrangement, weight=None)
+        columns = slice(None, -1) if weight else slice(-1, None)
+        return replace(self, arrangement=kept, inputs=lambda: self.a[..., columns])
+
+    def shifted(self, offset: int) -> FactorBlock:
+        return replace(self, arrangement=self.arrangement.shifted(offset))
+
+    def concatenated(self, others: Sequence[Block]) -> FactorBlock:
+        blocks = [self, *(other for other in others if isinstance(other, FactorBlock))]
+        r = max(block.g.shape[2] for block in blocks)  # shorter sequences get positions that contribute nothing
+        g = torch.cat([padded(block.g, r, 2) for block in blocks])
+        return replace(self, g=g, inputs=lambda: torch.cat([padded(block.a, r, 1) for block in blocks]))
+
+    def single_rows(self) -> FactorBlock:
+        c = self.g.shape[1]
+        return replace(self, g=self.g.flatten(0, 1)[:, None], inputs=lambda: self.a.repeat_interleave(c, 0))
+
+    def outputs_at(self, rows: Int[Tensor, " k"]) -> FactorBlock:
+        return replace(self, g=self.g[:, rows], inputs=lambda: self.a)
+
+    def data_at(self, data: slice) -> FactorBlock:
+        return replace(self, g=self.g[data], inputs=lambda: self.a[data])
+
+    @property
+    def _single(self) -> bool:
+        return self.one_position and self.g.shape[3] == 1
+
+    def _squared_inputs_through(self, W: Float[Tensor, "q o i"]) -> Float[Tensor, "n qo"]:
+        return torch.einsum("nqi,qoi->nqo", self.a[:, 0] ** 2, W).flatten(1)

@@ -1,0 +1,83 @@
+"""The Jacobian as a value: blocks of columns that tile the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from lapwing._types import Float, Int, Tensor
+from lapwing.jacobian.block import Block, summed
+from lapwing.jacobian.factored import FactorBlock
+from lapwing.operators import Basis, GroupedDiagonal, Rows
+
+_CACHED_FLOATS = 1 << 17  # one megabyte of float64
+
+
+@dataclass(frozen=True, eq=False)
+class Jacobian(Rows):
+    """J (n, c, P) as blocks that tile the parameters; the blocks' order is the same in every Jacobian of a model."""
+
+    blocks: tuple[Block, ...]
+    n: int
+    c: int
+    p: int
+    device: torch.device
+
+    def dense(self) -> Float[Tensor, "n c p"]:
+        J = torch.zeros(self.n, self.c, self.p, dtype=torch.float64, device=self.device)
+        for block in self.blocks:
+            for s, part in zip(block.slices, block.parts(), strict=True):
+                J[..., s] = part
+        return J
+
+    def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... n c"]:
+        flat = v.reshape(-1, self.p)
+        return summed(block.mv(flat) for block in self.blocks).reshape(*v.shape[:-1], self.n, self.c)
+
+    def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]:
+        return summed(block.quad(weights) for block in self.blocks)
+
+    def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]:
+        return summed(block.quad_diagonal(weights) for block in self.blocks)
+
+    def cross(self, other: Rows, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
+        assert isinstance(other, Jacobian)
+        # Some data at a time, so that the products of single blocks stay in cache and only the sum is written out.
+        step = max(1, _CACHED_FLOATS // (self.c * other.n * other.c))
+        pieces = []
+        for start in range(0, self.n, step):
+            some = (block.data_at(slice(start, start + step)) for block in self.blocks)
+            pieces.append(summed(mine.cross(theirs, D) for mine, theirs in zip(some, other.blocks, strict=True)))
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def sum_squares(self) -> Float[Tensor, " p"]:
+        total = torch.zeros(self.p, dtype=torch.float64, device=self.device)
+        for block in self.blocks:
+            for s, squares in zip(block.slices, block.sum_squares(), strict=True):
+                total[s] = squares
+        return total
+
+    def rotated(self, basis: Basis) -> Jacobian:
+        (block,) = self.blocks
+        assert isinstance(block, FactorBlock)
+        U_B, U_A = basis.at(block.g.dtype)
+        return replace(self, blocks=(block.rotated(U_B, U_A),), p=len(U_B) * U_B.shape[1] * U_A.shape[1])
+
+    def columns(self, block: slice) -> Jacobian:
+        inside = (b.within(block) for b in self.blocks)
+        blocks = tuple(b.shifted(-block.start) for b in inside if b is not None)
+        return replace(self, blocks=blocks, p=block.stop - block.start)
+
+    def concatenated(self, others: Sequence[Rows]) -> Jacobian:
+        columns = zip(self.blocks, *(other.blocks for other in others if isinstance(other, Jacobian)), strict=True)
+        blocks = tuple(first.concatenated(rest) for first, *rest in columns)
+        return replace(self, blocks=blocks, n=self.n + sum(other.n for other in others))
+
+    def single_rows(self) -> Jacobian:
+        return replace(self, blocks=tuple(block.single_rows() for block in self.blocks), n=self.n * self.c, c=1)
+
+    def outputs_at(self, rows: Int[Tensor, " k"]) -> Jacobian:
+        """Some of the c rows of every datum."""
+        return replace(self, blocks=tuple(block.outputs_at(rows) for block in self.blocks), c=len(rows))
