@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import jinja2
-
 from lapwing.report import tables
 from lapwing.report.figures import all_figures
-from lapwing.report.palette import DARK, LIGHT
+from lapwing.report.template import Headline, asset, filled
 
 if TYPE_CHECKING:
     from lapwing.bench.records import DemoRecord
@@ -28,29 +22,16 @@ def write_page(record: DemoRecord, path: Path) -> Path:
 
 
 def render(record: DemoRecord) -> str:
-    """The demo's page as HTML.
-
-    The content-security policy forbids every request; the one script is allowed by its hash, so nothing injected into
-    a record could run either. Pictures inside the SVGs are `data:` URIs.
-    """
-    script, sheet = _asset("page.js"), _asset("page.css")
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(_asset("page.html.j2")).render(
+    """The demo's page as HTML."""
+    return filled(
+        "page.html.j2",
+        asset("common.js") + asset("page.js"),
         record=record,
         figures=all_figures(record),
         tables={t.name: t for t in (tables.digits(record["digits"]), tables.regression(record["regression"]))},
-        sheet=_themes() + sheet,
-        script=script,
-        policy=_policy(script),
         frames=_frames(record),
         headlines=headlines(record),
     )
-
-
-@dataclass(frozen=True)
-class Headline:
-    value: str
-    says: str
 
 
 def headlines(record: DemoRecord) -> list[Headline]:
@@ -74,23 +55,6 @@ def headlines(record: DemoRecord) -> list[Headline]:
     ]
 
 
-def _policy(script: str) -> str:
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    rules = ["default-src 'none'", "img-src data:", "style-src 'unsafe-inline'", f"script-src 'sha256-{digest}'"]
-    return "; ".join([*rules, "base-uri 'none'", "form-action 'none'"])
-
-
-def _themes() -> str:
-    light = "".join(f"--{name}: {colour}; " for name, colour in LIGHT.items())
-    dark = "".join(f"--{name}: {colour}; " for name, colour in DARK.items())
-    return (
-        f":root {{ color-scheme: light dark; {light}}}\n"
-        f"@media (prefers-color-scheme: dark) {{ :root:not([data-theme=light]) {{ {dark}}} }}\n"
-        f":root[data-theme=dark] {{ color-scheme: dark; {dark}}}\n"
-        ":root[data-theme=light] { color-scheme: light; }\n"
-    )
-
-
 def _frames(record: DemoRecord) -> str:
     """What the slider under the regression says for each prior precision."""
     regression = record["regression"]
@@ -106,7 +70,3 @@ def _frames(record: DemoRecord) -> str:
             for band in regression["bands"]
         ]
     )
-
-
-def _asset(name: str) -> str:
-    return (files("lapwing.report") / "assets" / name).read_text(encoding="utf-8")
