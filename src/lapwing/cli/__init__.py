@@ -14,6 +14,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from lapwing import __version__
+from lapwing.cli.reproduce import TableName
 from lapwing.cli.show import show_bench, show_bench_row, show_demo
 from lapwing.errors import InputError, LapwingError, MissingExtraError
 
@@ -144,6 +145,31 @@ def plan(
 
     found = planned(target, workload, memory)
     typer.echo(json.dumps(found.record()) if as_json else str(found))
+
+
+@app.command()
+def reproduce(
+    table: Annotated[TableName, typer.Argument(help="Which study.")],
+    data: Annotated[Path | None, typer.Option(help="Folder of data sets; without it scikit-learn's own serve.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for records, trained weights and the page.")] = Path(
+        "reproduce-results"
+    ),
+    quick: Annotated[bool, typer.Option("--quick", help="Little data, one seed: proves nothing.")] = False,
+    seeds: Annotated[int | None, typer.Option(help="Number of seeds, three unless given.")] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Fit and score again; kept networks are not retrained.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Run an experiment on real data and print its table; what is done already is not done again."""
+    _need("demo", matplotlib="matplotlib", jinja2="jinja2", sklearn="scikit-learn", PIL="pillow")
+    from lapwing.cli.reproduce import Asked, reproduced, show_study
+
+    record, page, path = reproduced(Asked(table, data, out, quick, seeds, again))
+    if as_json:
+        typer.echo(json.dumps(record))
+    else:
+        show_study(page, path)
 
 
 def _need(extra: str, **packages: str) -> None:

@@ -1,0 +1,21 @@
+"""How much work a study does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Caps on rows and training epochs, the number of seeds, and a name under which results are kept."""
+
+    name: str
+    n_train: int
+    n_test: int
+    n_epochs: int
+    n_seeds: int
+
+
+FULL = Effort("full", n_train=2000, n_test=1000, n_epochs=200, n_seeds=3)
+QUICK = Effort("quick", n_train=400, n_test=200, n_epochs=30, n_seeds=1)
+TOY = Effort("toy", n_train=60, n_test=30, n_epochs=2, n_seeds=1)

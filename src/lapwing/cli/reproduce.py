@@ -1,0 +1,100 @@
+"""`lapwing reproduce`: a study by name → its record, page and tables in the output folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from lapwing.errors import InputError
+
+if TYPE_CHECKING:
+    from lapwing.bench.reproduce.study import Study
+    from lapwing.report.study import StudyPage
+    from lapwing.report.tables import Table
+
+
+class TableName(str, Enum):
+    battery = "battery"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of the command."""
+
+    table: TableName
+    data: Path | None
+    out: Path
+    quick: bool
+    seeds: int | None
+    again: bool
+
+    @property
+    def command(self) -> str:
+        words = ["lapwing reproduce", self.table.value]
+        words += ["--data DIR"] if self.data is not None else []
+        words += ["--quick"] if self.quick else []
+        words += [f"--seeds {self.seeds}"] if self.seeds is not None else []
+        return " ".join(words)
+
+
+def reproduced(asked: Asked) -> tuple[Any, StudyPage, Path]:
+    """Run what is not done yet, and write record.json, report.html and tables.md under the output folder."""
+    from lapwing.report.study import markdown, write_study
+
+    record, page = _made(asked)
+    folder = asked.out / asked.table.value
+    path = write_study(page, folder / "report.html")
+    text = json.dumps(record, allow_nan=False) + "\n"
+    (folder / "record.json").write_text(text, encoding="utf-8")
+    tables = "\n\n".join(f"{table.title}\n\n{markdown(table)}" for table in page.tables)
+    (folder / "tables.md").write_text(tables + "\n", encoding="utf-8")
+    return record, page, path
+
+
+def _made(asked: Asked) -> tuple[Any, StudyPage]:
+    from lapwing.bench.reproduce import battery
+    from lapwing.report import battery as battery_report
+
+    record = battery.run(study(asked))
+    return record, battery_report.page(record, asked.command)
+
+
+def study(asked: Asked) -> Study:
+    from lapwing.bench.reproduce.effort import FULL, QUICK
+    from lapwing.bench.reproduce.folder import DataFolder
+    from lapwing.bench.reproduce.store import Store
+    from lapwing.bench.reproduce.study import Study
+
+    if asked.data is not None and not asked.data.is_dir():
+        raise InputError(f"--data {asked.data} is not a folder.")
+    effort = QUICK if asked.quick else FULL
+    n_seeds = effort.n_seeds if asked.seeds is None else asked.seeds
+    if n_seeds < 1:
+        raise InputError(f"--seeds must be at least 1, got {n_seeds}.")
+    return Study(DataFolder(asked.data), Store(asked.out / asked.table.value), effort, n_seeds, again=asked.again)
+
+
+def show_study(page: StudyPage, path: Path) -> None:
+    """The tables, then where the page is."""
+    console = Console()
+    for table in page.tables:
+        console.print(_rich(table))
+        console.print(f"[dim]{table.see} {table.note}[/]\n", highlight=False)
+    typer.echo(f"Open the page in a browser:\n  {path.resolve()}")
+
+
+def _rich(table: Table) -> RichTable:
+    shown = RichTable(title=table.title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for k, heading in enumerate(table.columns):
+        words = any(isinstance(row[k].sort, str) for row in table.rows)
+        shown.add_column(heading, justify="left" if words else "right")
+    for row in table.rows:
+        shown.add_row(*(f"[bold]{cell.text}[/]" if cell.mark else cell.text for cell in row))
+    return shown

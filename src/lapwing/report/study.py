@@ -1,0 +1,46 @@
+"""The page of a study: what was asked, what came out, how it was made. Every study fills the same template."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lapwing.bench.records import Setting
+from lapwing.report.figures import Figure
+from lapwing.report.tables import Cell, Table
+from lapwing.report.template import Headline, asset, filled
+
+
+@dataclass(frozen=True)
+class StudyPage:
+    title: str
+    lead: tuple[str, ...]
+    headlines: tuple[Headline, ...]
+    figures: tuple[Figure, ...]
+    tables: tuple[Table, ...]
+    notes: tuple[str, ...]
+    settings: tuple[Setting, ...]
+    command: str
+
+
+def write_study(page: StudyPage, path: Path) -> Path:
+    """Write the page to `path`, making its folder, and return where it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(filled("study.html.j2", asset("common.js"), study=page), encoding="utf-8")
+    return path
+
+
+def markdown(table: Table) -> str:
+    """The table for a documentation page: words left, numbers right, the best of a column in bold."""
+    words = [any(isinstance(row[k].sort, str) for row in table.rows) for k in range(len(table.columns))]
+    lines = [_line(table.columns), _line(["---" if w else "---:" for w in words])]
+    lines += [_line([_marked(cell) for cell in row]) for row in table.rows]
+    return "\n".join(lines)
+
+
+def _line(cells: tuple[str, ...] | list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _marked(cell: Cell) -> str:
+    return f"**{cell.text}**" if cell.mark == "best" else cell.text
