@@ -26,6 +26,7 @@ ORDER = [
     {"layers"},
     {"linearise"},
     {"probe"},
+    {"normalised"},
     {"curvature"},
     {"evidence", "predictive", "sampling", "diagnosis"},
     {"planning"},

@@ -175,13 +175,18 @@ def tune(
 
 
 @plain_tensors()
-def prior(model: nn.Module, precision: Any = 1.0, groups: str = "one", mean: Any = 0.0) -> GaussianPrior:
+def prior(
+    model: nn.Module, precision: Any = 1.0, groups: str = "one", mean: Any = 0.0, *, data: Any = None
+) -> GaussianPrior:
     """N(mean, 1/precision) over the model's trainable weights, with one precision per group.
 
-    `groups`: "one" for all, "layer" (a module's weight and bias together), "tensor", or "element".
+    `groups`: "one" for all, "layer" (a module's weight and bias together), "tensor", "element", or "normalised": one
+    for each set of tensors whose common scale a normalisation layer takes out again, found by looking. For that the
+    model is run: on the first inputs in `data` (a loader, (X, Y), or inputs alone), else on made-up ones.
     """
     registry.check_module("prior", model)
-    return registry.grouped_prior(_uncompiled(model), precision, groups, mean)
+    with random_state_kept():
+        return registry.grouped_prior(_uncompiled(model), precision, groups, mean, data)
 
 
 def _uncompiled(model: nn.Module) -> nn.Module:
@@ -233,8 +238,7 @@ def _check_class_axis(likelihood: Likelihood, datum_shape: tuple[int, ...]) -> N
 def _regrouped(prior: GaussianPrior, groups: str) -> GaussianPrior:
     """The same prior with other groups; a new group starts at the geometric mean of its parameters' precisions."""
     fresh = registry.choose("groups", groups, registry.GROUPS)(prior.layout, 1.0, 0.0).on(prior.index.device)
-    logs = fresh.P0.group_sums(prior.P0.diagonal.detach().log()) / fresh.P0.sizes
-    return priors.GaussianPrior(fresh.layout, logs.exp(), fresh.group_names, fresh.index, prior.mean)
+    return priors.regrouped(prior, fresh)
 
 
 def _warn_of_dropped(batches: Batches, seen: int) -> None:

@@ -5,7 +5,7 @@ Isotropic, layerwise, per-tensor and elementwise priors differ only in their gro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -27,6 +27,7 @@ class GaussianPrior:
     group_names: tuple[str, ...]
     index: Int[Tensor, " p"]
     mean: Float[Tensor, ...]  # () or (P,)
+    reasons: tuple[str, ...] = ()  # one sentence per group where the groups were found, not asked for
 
     def __post_init__(self) -> None:
         if len(self.precisions) != len(self.group_names):
@@ -77,6 +78,7 @@ class GaussianPrior:
             tuple(self.group_names[int(g)] for g in present),
             index,
             self.mean[columns] if self.mean.ndim else self.mean,
+            tuple(self.reasons[int(g)] for g in present) if self.reasons else (),
         )
 
     def on(self, device: torch.device) -> GaussianPrior:
@@ -107,6 +109,27 @@ def elementwise(layout: ParamLayout, precision: Any = 1.0, mean: Any = 0.0) -> G
     """One precision per single parameter (automatic relevance determination)."""
     names = tuple(f"{name}[{i}]" for name in layout.names for i in range(layout[name].stop - layout[name].start))
     return _grouped(layout, names, torch.arange(layout.p), precision, mean)
+
+
+def tensors_together(
+    layout: ParamLayout,
+    groups: Mapping[str, Sequence[str]],
+    precision: Any = 1.0,
+    mean: Any = 0.0,
+    *,
+    reasons: tuple[str, ...] = (),
+) -> GaussianPrior:
+    """One precision per named set of tensors; every tensor of the layout is in exactly one of them."""
+    group_of = {tensor: g for g, tensors in enumerate(groups.values()) for tensor in tensors}
+    sizes = torch.tensor([layout[name].stop - layout[name].start for name in layout.names])
+    index = torch.repeat_interleave(torch.tensor([group_of[name] for name in layout.names]), sizes)
+    return replace(_grouped(layout, tuple(groups), index, precision, mean), reasons=reasons)
+
+
+def regrouped(prior: GaussianPrior, fresh: GaussianPrior) -> GaussianPrior:
+    """A prior with the groups of another; each starts at the geometric mean of its parameters' precisions."""
+    logs = fresh.P0.group_sums(prior.P0.diagonal.detach().log()) / fresh.P0.sizes
+    return replace(fresh, precisions=logs.exp(), mean=prior.mean)
 
 
 def _grouped(layout: ParamLayout, names: tuple[str, ...], index: Tensor, precision: Any, mean: Any) -> GaussianPrior:

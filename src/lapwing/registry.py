@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 
-from lapwing import params, priors, probe
+from lapwing import normalised, params, priors, probe
 from lapwing.curvature import Block, Diag, Ekfac, Empirical, Exact, Fisher, Full, Kron, Sampled, Structure
-from lapwing.data import ModelInput
+from lapwing.data import ModelInput, as_batches, as_input
 from lapwing.errors import InputError, InputTypeError
 from lapwing.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson, Sites
+from lapwing.linearise import Network
 from lapwing.params import ParamLayout
 from lapwing.predictive import link_rules
 from lapwing.priors import GaussianPrior
@@ -38,7 +40,8 @@ LINKS: dict[str, link_rules.Link] = {
     "mc": link_rules.MonteCarlo(),
     "quadrature": link_rules.Quadrature(),
 }
-GROUPS = {
+GroupBuilder = Callable[[ParamLayout, Any, Any], GaussianPrior]
+GROUPS: dict[str, GroupBuilder] = {
     "one": priors.isotropic,
     "layer": priors.layerwise,
     "tensor": priors.tensorwise,
@@ -137,9 +140,21 @@ def prior(word: Any, layout: ParamLayout) -> GaussianPrior:
     return priors.isotropic(layout, float(word))
 
 
-def grouped_prior(model: nn.Module, precision: Any, groups: str, mean: Any) -> GaussianPrior:
-    """A prior over all trainable parameters of a model."""
-    return choose("groups", groups, GROUPS)(params.trainable(model), precision, mean)
+def grouped_prior(model: nn.Module, precision: Any, groups: str, mean: Any, data: Any = None) -> GaussianPrior:
+    """A prior over all trainable parameters of a model; only "normalised" groups look at the data."""
+    found: GroupBuilder = partial(_grouped_by_norms, model, data)
+    return choose("groups", groups, {**GROUPS, "normalised": found})(params.trainable(model), precision, mean)
+
+
+def _grouped_by_norms(model: nn.Module, data: Any, layout: ParamLayout, precision: Any, mean: Any) -> GaussianPrior:
+    x = None if data is None else first_inputs(data)
+    return normalised.grouped_by_norms(Network.of(model), layout, x, precision, mean)
+
+
+def first_inputs(data: Any) -> ModelInput:
+    """The inputs of the first batch; inputs without targets will do."""
+    alone = isinstance(data, torch.Tensor | np.ndarray) or (isinstance(data, Mapping) and "labels" not in data)
+    return as_input(data, "data") if alone else as_batches(data).first()[0]
 
 
 def _all(model: nn.Module, x: ModelInput) -> ParamLayout:

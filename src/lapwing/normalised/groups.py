@@ -1,0 +1,56 @@
+"""What is known about a normalised group: which tensors, of which kind, and how we know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["exact", "statistical", "structural"]
+
+
+@dataclass(frozen=True)
+class GroupEvidence:
+    """How the outputs answer when the group is multiplied by k, relative to their norm, and what absorbs the scale.
+
+    None stands for "not measured": no input was at hand.
+    """
+
+    e_half: float | None  # ‖f(θ_g / 2) − f‖ / ‖f‖, with each ε and each running statistic following its input
+    e_double: float | None  # the same for 2 θ_g
+    e_jacobian: float | None  # ‖J_g θ_g‖ / ‖f‖ in eval mode: near 1 for BatchNorm, whose running statistics stay behind
+    layers: tuple[str, ...]  # the normalisations whose input follows the group
+
+
+@dataclass(frozen=True)
+class NormalisedGroup:
+    """Tensors whose common scale does not change the network's function, so that their size says nothing.
+
+    "exact": f(k θ_g) = f(θ_g) for every k > 0. "statistical": the same when the running statistics of BatchNorm are
+    scaled along, as training on would scale them. "structural": read off the network's structure, not confirmed.
+    """
+
+    names: tuple[str, ...]
+    kind: Kind
+    evidence: GroupEvidence
+
+    @property
+    def title(self) -> str:
+        """A name for reports: "normalised: body.0.weight, body.0.bias"."""
+        return f"normalised: {listed(self.names)}"
+
+    @property
+    def sentence(self) -> str:
+        e = self.evidence
+        by = listed(e.layers) or "the layer itself"
+        if e.e_half is None or e.e_double is None or e.e_jacobian is None:
+            return f"structural: {by} follows, but no input was at hand to confirm that it absorbs the scale."
+        along = " with its running statistics" if self.kind == "statistical" else ""
+        return (
+            f"{self.kind}: {by}{along} absorbs the scale; multiplied by 0.5 and 2 the outputs change by "
+            f"{e.e_half:.1e} and {e.e_double:.1e} of their norm; ‖Jθ‖/‖f‖ = {e.e_jacobian:.1e}."
+        )
+
+
+def listed(names: tuple[str, ...]) -> str:
+    """The first few names, and how many there are."""
+    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])}, … ({len(names)} in all)"

@@ -1,0 +1,125 @@
+"""Which parameters write a tensor: those that scale it when they are scaled together.
+
+The graph autograd keeps is walked back from the tensor, across operations that pass a scale on (shapes, ReLU, pooling,
+means, powers), to the nearest ones that are linear in a parameter. At a sum all of its terms must be followed: the
+residual stream of a network is written by all of its branches. What the walk returns is a guess; numbers decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+Node = Any  # torch.autograd.graph.Node, and None for what needs no gradient
+
+_SHAPES = frozenset({
+    "View", "UnsafeView", "ReshapeAlias", "Transpose", "T", "Permute", "Expand", "Unsqueeze", "Squeeze", "Clone",
+    "ToCopy", "Alias", "AsStrided",
+})  # fmt: skip
+_SCALES = _SHAPES | {
+    "Slice", "Select", "Index", "IndexSelect", "Gather", "Split", "SplitWithSizes", "Unbind", "Chunk", "Repeat", "Roll",
+    "Flip", "Copy", "Relu", "LeakyRelu", "PreluKernel", "Threshold", "MaxPool2DWithIndices", "MaxPool3DWithIndices",
+    "AvgPool2D", "AvgPool3D", "AdaptiveAvgPool2D", "AdaptiveAvgPool3D", "AdaptiveMaxPool2D", "AdaptiveMaxPool3D",
+    "Mean", "Sum", "Amax", "Max", "Var", "Std", "VarMean", "StdMean", "LinalgVectorNorm", "Norm", "Pow", "Square",
+    "Sqrt", "Abs", "Neg", "Div", "ConstantPadNd", "ReflectionPad1D", "ReflectionPad2D", "ReplicationPad1D",
+    "ReplicationPad2D", "UpsampleNearest1D", "UpsampleNearest2D", "UpsampleBilinear2D", "PixelShuffle",
+    "PixelUnshuffle", "NativeDropout", "MaskedFill", "Im2Col", "Col2Im",
+}  # fmt: skip
+_SUMS = frozenset({"Add", "Sub", "Cat", "Stack", "Where"})
+_PRODUCTS = frozenset({"Mul", "Mm", "Bmm", "Addmm", "Baddbmm", "Addbmm", "Mv", "Dot"})
+_WEIGHT_NORM = "WeightNormInterface"  # g v / ‖v‖ is linear in g, its second input
+
+Writers = frozenset[str]
+
+
+class Graph:
+    """The graph behind some tensors, with names for its leaves."""
+
+    def __init__(self, leaves: Mapping[str, Tensor]) -> None:
+        self.names = {id(leaf): name for name, leaf in leaves.items()}
+        self.known: dict[Node, Writers | None] = {}
+
+    def writers(self, z: Tensor) -> Writers | None:
+        """The parameters that write z; None when the walk ends at something it cannot cross."""
+        return self._solve(z.grad_fn) if z.grad_fn is not None else None
+
+    def uses(self, f: Tensor) -> dict[str, set[str]]:
+        """Parameter → the kinds of operation it enters."""
+        found: dict[str, set[str]] = {}
+        for node in _all_nodes(f.grad_fn):
+            if kind(node) not in _SHAPES:
+                for name in map(self._leaf, _inputs(node)):
+                    if name is not None:
+                        found.setdefault(name, set()).add(kind(node))
+        return found
+
+    def _solve(self, root: Node) -> Writers | None:
+        # A stack of our own: networks are deeper than Python's.
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            waiting = [n for n in self._followed(node) if n is not None and n not in self.known]
+            if node in self.known or not waiting:
+                self.known.setdefault(node, self._resolved(node))
+                stack.pop()
+            else:
+                stack += waiting
+        return self.known[root]
+
+    def _followed(self, node: Node) -> list[Node]:
+        """The inputs whose writers decide about this node."""
+        inputs = _inputs(node)
+        if kind(node) in _SCALES:
+            return inputs[:1]
+        if kind(node) in _SUMS or (kind(node) in _PRODUCTS and not self._direct(node)):
+            return inputs
+        return []
+
+    def _resolved(self, node: Node) -> Writers | None:
+        leaf = self._leaf(node)
+        if leaf is not None:
+            return frozenset({leaf})
+        found = [self.known[n] for n in self._followed(node) if n is not None]
+        if kind(node) in _SUMS:
+            written = [w for w in found if w is not None]
+            return frozenset().union(*written) if written and len(written) == len(found) else None
+        if kind(node) in _SCALES or (kind(node) in _PRODUCTS and not self._direct(node)):
+            return next((w for w in found if w is not None), None)
+        return self._direct(node) or None
+
+    def _direct(self, node: Node) -> Writers:
+        """Parameters that enter this operation themselves, reshaped at most."""
+        names = {name for n in _inputs(node) if (name := self._leaf(n)) is not None}
+        for n in _inputs(node):
+            while n is not None and kind(n) in _SHAPES:
+                n = _inputs(n)[0]
+            if n is not None and kind(n) == _WEIGHT_NORM:
+                name = self._leaf(_inputs(n)[1])
+                names |= {name} if name is not None else set()
+        return frozenset(names)
+
+    def _leaf(self, node: Node) -> str | None:
+        while node is not None and kind(node) in _SHAPES:
+            node = _inputs(node)[0]
+        return self.names.get(id(getattr(node, "variable", None))) if node is not None else None
+
+
+def kind(node: Node) -> str:
+    """ "Addmm" for AddmmBackward0."""
+    return node.name().rpartition("::")[2].partition("Backward")[0]
+
+
+def _inputs(node: Node) -> list[Node]:
+    return [n for n, _ in node.next_functions]
+
+
+def _all_nodes(root: Node) -> Iterator[Node]:
+    seen, stack = set(), [root]
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            stack += _inputs(node)
