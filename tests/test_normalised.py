@@ -115,6 +115,62 @@ STREAM = (
 )
 
 
+class CastingRMSNorm(nn.Module):
+    """As in the Llama family: computed in float32 whatever comes."""
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(d))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.to(torch.float32)
+        h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * h.to(x.dtype)
+
+
+class Vit(nn.Module):
+    """Patches by a convolution, a class token, positions, and a timm-like block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.places = nn.Parameter(torch.randn(1, 1, 8)), nn.Parameter(torch.randn(1, 5, 8))
+        self.patch, self.block = nn.Conv2d(1, 8, 4, 4), Block(8, nn.LayerNorm)
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.patch(x).flatten(2).transpose(1, 2)
+        h = torch.cat([self.token.expand(len(x), -1, -1), h], 1) + self.places
+        return self.head(self.norm(self.block(h))[:, 0])
+
+
+class Bert(nn.Module):
+    """The sum of embeddings is normalised; after that every norm stands behind a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.place, self.norm = nn.Embedding(7, 4), nn.Embedding(6, 4), nn.LayerNorm(4)
+        self.layer = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, input: Tensor) -> Tensor:
+        h = self.norm(self.token(input) + self.place(torch.arange(input.shape[1])))
+        return self.head(self.layer(h)[:, 0])
+
+
+class Gated(nn.Module):
+    """Two layers behind each other before the norm, and a learned scale on a branch (LayerScale)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Linear(3, 6, bias=False), nn.RMSNorm(6)
+        self.up, self.down, self.scale = nn.Linear(6, 6), nn.Linear(6, 6), nn.Parameter(torch.full((6,), 0.1))
+        self.last, self.head = nn.RMSNorm(6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x)
+        return self.head(self.last(h + self.scale * self.down(self.up(self.norm(h)).tanh())))
+
+
 class Residual(nn.Module):
     def __init__(self, c: int, o: int, stride: int = 1) -> None:
         super().__init__()
@@ -273,6 +329,14 @@ CASES = [
     Case("GPT, QK-norm", lambda: Gpt(qk_norm=True), tokens, {STREAM: "exact", **{
         (f"blocks.{i}.{layer}.weight", f"blocks.{i}.{layer}.bias"): "exact" for i in range(2) for layer in "qk"}}),
     Case("GPT, tied head", lambda: Gpt(tied=True), tokens),
+    Case("GPT, RMSNorm in float32", lambda: Gpt(CastingRMSNorm), tokens, {STREAM: "exact"}),
+    Case("ViT", Vit, pictures, {tuple(["token", "places", *(
+        f"{layer}.{t}" for layer in ("patch", "block.o", "block.down") for t in ("weight", "bias"))]): "exact"}),
+    Case("BERT", Bert, tokens, {("token.weight", "place.weight"): "exact"}),
+    Case("LayerScale", Gated, rows, {("stem.weight", "scale"): "exact"}),
+    Case("layers without biases in a row", lambda: nn.Sequential(
+        nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 6, bias=False), nn.LayerNorm(6), nn.Linear(6, 2)), rows,
+        {LAYER: "exact", ("2.weight",): "exact"}),
     Case("two inputs", TwoInputs, lambda: (rows(), torch.randn(8, 2, generator=seeded(6))),
          {("left.weight", "left.bias", "right.weight", "right.bias"): "exact"}),
     Case("two inputs by keyword", TwoInputs, lambda: {"b": torch.randn(8, 2, generator=seeded(6)), "a": rows()},
@@ -304,8 +368,10 @@ def test_groups_are_found_and_the_model_is_untouched(case: Case):
     }
     for group in groups:
         e = group.evidence
-        assert max(e.e_half, e.e_double) < 1e-9
-        assert e.e_jacobian < 1e-6 if group.kind == "exact" else e.e_jacobian > 1e-3
+        assert max(e.e_half, e.e_double) < (1e-5 if "float32" in case.name else 1e-9)
+        assert (
+            e.e_jacobian < (1e-4 if "float32" in case.name else 1e-6) if group.kind == "exact" else e.e_jacobian > 1e-3
+        )
         assert group.sentence.startswith(group.kind)
 
 
@@ -363,6 +429,32 @@ def test_eps_does_not_hide_a_group_at_any_scale(norm: Callable[[int], nn.Module]
         model[0].weight.mul_(scale)
         model[0].bias.mul_(scale)
     assert set(found(model, rows())) == {LAYER}
+
+
+def test_a_scripted_layer_hides_nothing_from_the_numbers():
+    class Scripted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self.body = torch.jit.script(nn.Sequential(nn.Linear(3, 6), nn.LayerNorm(6)))
+            self.head = nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.body(x).tanh())
+
+    (group,) = find_normalised_groups(made(Scripted), rows())
+    assert group.names == ("body.0.weight", "body.0.bias") and group.kind == "exact"
+    assert group.evidence.layers == ()  # its ε stays behind: the outputs change a little
+
+
+def test_many_groups_are_told_apart():
+    def deep() -> nn.Module:
+        norms = [layer for _ in range(40) for layer in (nn.Linear(8, 8), nn.LayerNorm(8))]
+        return nn.Sequential(nn.Linear(3, 8), *norms, nn.Linear(8, 2))
+
+    groups = find_normalised_groups(made(deep), rows())
+    assert [group.evidence.layers for group in groups] == [(f"{i + 1} (LayerNorm)",) for i in range(1, 81, 2)]
 
 
 def test_one_row_is_enough():

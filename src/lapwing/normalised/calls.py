@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from lapwing._types import Float, Tensor
 
 _NORMS: tuple[Callable[..., Any], ...] = (
     F.layer_norm, F.rms_norm, F.group_norm, F.batch_norm, F.instance_norm, F.normalize,
@@ -125,45 +126,46 @@ def of_the_batch(number: int, call: NormCall) -> NormCall:
 
 
 class Rescaled:
-    """What each norm must do when the parameters before it are multiplied by k: follow the scale of its input.
+    """What each norm must do when the parameters before it are multiplied by some k: follow the scale of its input.
 
     An input that is k times what it was gets ε k²; where running statistics normalise it, channel by channel, they
-    become k m and k² v. Both leave the output what it was. Any other input is normalised as always.
+    become k m and k² v. Both leave the output what it was. Any other input is normalised as always. Several factors may
+    be at work at once, each its own; who followed which is kept.
     """
 
-    def __init__(self, k: float, before: Sequence[NormCall], tolerance: float) -> None:
-        self.k, self.before, self.tolerance = k, before, tolerance
-        self.absorbed: list[NormCall] = []
-        self.moved_statistics = False
+    def __init__(self, factors: Sequence[float], before: Sequence[NormCall], tolerance: float) -> None:
+        self.factors, self.before, self.tolerance = torch.tensor(factors, dtype=torch.float64), before, tolerance
+        self.followers: dict[float, list[NormCall]] = {k: [] for k in factors}
 
     def __call__(self, number: int, call: NormCall) -> NormCall:
         if number >= len(self.before) or self.before[number].input.shape != call.input.shape:
             return call
         x, old = call.input, self.before[number].input
         if call.of_running_statistics:
-            return self._with_statistics(call, x, old)
-        degrees = (2, 1) if call.is_guard else (1,)
-        degree = next((p for p in degrees if bool(self._follows(x, old, self.k**p).all())), None)
-        if degree is None or not bool(old.any()):
-            return call
-        self.absorbed.append(call)
-        return call.with_eps_times(self.k ** (degree if call.is_guard else 2))
+            return self._with_statistics(call, x.transpose(0, 1).flatten(1), old.transpose(0, 1).flatten(1))
+        for degree in (2, 1) if call.is_guard else (1,):
+            k = float(self._followed(x.reshape(1, -1), old.reshape(1, -1), degree))
+            if k != 1:
+                self.followers[k].append(call)
+                return call.with_eps_times(k ** (degree if call.is_guard else 2))
+        return call
 
-    def _with_statistics(self, call: NormCall, x: Tensor, old: Tensor) -> NormCall:
-        x, old = (t.transpose(0, 1).flatten(1) for t in (x, old))
-        follows = self._follows(x, old, self.k) & (old != 0).any(1)
-        if not bool(follows.any()):
-            return call
-        self.absorbed.append(call)
-        self.moved_statistics = True
+    def _with_statistics(self, call: NormCall, x: Float[Tensor, "c _"], old: Float[Tensor, "c _"]) -> NormCall:
+        k = self._followed(x, old, degree=1)
+        for factor in set(k.tolist()) - {1.0}:
+            self.followers[factor].append(call)
         mean, var, eps = (call.arguments[name] for name in ("running_mean", "running_var", "eps"))
+        k = k.to(mean)
         # (x − k m) / √(k² (v + ε)): the norm adds its own ε to what it is given.
         return call.with_arguments(
-            running_mean=torch.where(follows, self.k * mean, mean),
-            running_var=torch.where(follows, self.k**2 * (var + eps) - eps, var),
+            running_mean=k * mean, running_var=torch.where(k == 1, var, k**2 * (var + eps) - eps)
         )
 
-    def _follows(self, x: Tensor, old: Tensor, factor: float) -> Tensor:
-        """Row by row, whether x = factor · old up to rounding."""
-        x, old = (t.reshape(1, -1) if t.ndim < 2 else t.flatten(1) for t in (x, old))
-        return (x - factor * old).abs().amax(1) <= self.tolerance * factor * old.abs().amax(1)
+    def _followed(self, x: Float[Tensor, "c _"], old: Float[Tensor, "c _"], degree: int) -> Float[Tensor, " c"]:
+        """Row by row, the factor k for which x = k^degree · old up to rounding; 1 when there is none."""
+        x, old, factors = x.double(), old.double(), self.factors.to(x.device)
+        ratio = (x * old).sum(1) / (old * old).sum(1)
+        nearest = factors[(ratio[:, None] - factors**degree).abs().argmin(1)]
+        off = (x - nearest[:, None] ** degree * old).abs().amax(1)
+        size = old.abs().amax(1)
+        return torch.where((size > 0) & (off <= self.tolerance * size), nearest, torch.ones_like(nearest))

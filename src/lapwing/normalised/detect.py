@@ -8,7 +8,7 @@ so that dead units and zero initialisations prove nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,16 +17,17 @@ from torch import nn
 
 from lapwing.data import ModelInput, as_input
 from lapwing.linearise import Network
-from lapwing.normalised.calls import Rescaled, sharpened
+from lapwing.normalised.calls import NormCall, sharpened
 from lapwing.normalised.groups import GroupEvidence, Kind, NormalisedGroup
-from lapwing.normalised.point import Point, in_double, moved_point, point_at, tracked_modules
+from lapwing.normalised.point import Names, Point, in_double, moved_point, point_at, tracked_modules
 from lapwing.normalised.survey import Euler, Survey, euler_products, surveyed
 from lapwing.params import ParamLayout, trainable
 from lapwing.sandbox import borrowed
 
 _ROWS = 8  # enough for statistics of a batch, few enough to be quick
-_RTOL = 1e-3  # of the change that moving the group at random makes
-_ALIVE = 1e-9  # a group whose derivative, or random move, is less than this part of the outputs cannot be judged
+_RTOL = 1e-3  # of the outputs, or of what moving the group could change of them
+_ALIVE = 1e-9  # a group whose derivative is less than this part of the outputs cannot be judged
+_TOGETHER = 32  # candidates in one trial
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,7 @@ def anatomy(network: Network, layout: ParamLayout, x: ModelInput) -> Anatomy:
         trained = point_at(in_double(network, few), few, path)
         moved = moved_point(trained)
         survey = surveyed(moved)
-        finder = _Finder(trained, moved, survey, euler_products(trained, sharpened), layout)
-        groups = tuple(sorted(finder.found(), key=lambda group: layout[group.names[0]].start))
+        groups = tuple(_Finder(trained, moved, survey, euler_products(trained, sharpened), layout).groups())
     claimed = {name for group in groups for name in group.names}
     free = [name for name in layout.names if name not in claimed]
     return Anatomy(groups, tuple(n for n in free if n in survey.scales), tuple(n for n in free if n in survey.shifts))
@@ -70,55 +70,77 @@ class _Finder:
 
     def __init__(self, trained: Point, moved: Point, survey: Survey, euler: Euler, layout: ParamLayout) -> None:
         self.trained, self.moved, self.survey, self.euler, self.layout = trained, moved, survey, euler, layout
-        self.claimed: set[str] = set()
-        self.tried: set[frozenset[str]] = set()
+        self.found: dict[Names, NormalisedGroup] = {}
+        self.tried: set[Names] = set()
 
-    def found(self) -> Iterator[NormalisedGroup]:
+    def groups(self) -> list[NormalisedGroup]:
         affine = self.survey.scales | self.survey.shifts
-        for names in self.layout.modules.values():
-            layer = tuple(name for name in names if name not in affine)
-            whole = self._confirmed(layer)
-            parts = [whole] if whole is not None else [self._confirmed((name,)) for name in layer]
-            yield from (group for group in parts if group is not None)
+        modules = self.layout.modules.values()
+        layers = [tuple(name for name in names if name not in affine) for names in modules]
+        self._look_at(layers)
+        self._look_at([(name,) for layer in layers if layer not in self.found for name in layer])
         for writers in self.survey.joint:
-            # A scale that one member absorbs alone can be taken out: the others are invariant without it.
-            rest = tuple(name for name in self.layout.names if name in writers and name not in self.claimed)
-            group = self._confirmed(rest)
-            if group is not None:
-                yield group
+            # What is claimed absorbs its scale alone, so the others are invariant without it.
+            claimed = {name for names in self.found for name in names}
+            self._look_at([tuple(name for name in self.layout.names if name in writers - claimed)])
+        return sorted(self.found.values(), key=lambda group: self.layout[group.names[0]].start)
 
-    def _confirmed(self, names: tuple[str, ...]) -> NormalisedGroup | None:
-        if not names or frozenset(names) in self.tried:
-            return None
-        self.tried.add(frozenset(names))
-        if not self.survey.euler.vanishes(names, 100 * self.moved.tolerance):
-            return None
-        group = self._measured(names)
-        if group is not None:
-            self.claimed |= set(names)
-        return group
+    def _look_at(self, candidates: Sequence[Names]) -> None:
+        """Screen these disjoint candidates, and confirm what is left."""
+        fresh = [names for names in candidates if names and names not in self.tried]
+        self.tried |= set(fresh)
+        euler = self.survey.euler
+        likely = [n for n in fresh if euler.size(n) >= _ALIVE and euler.vanishes(n, 100 * self.moved.tolerance)]
+        for start in range(0, len(likely), _TOGETHER):
+            self._confirm(likely[start : start + _TOGETHER])
 
-    def _measured(self, names: tuple[str, ...]) -> NormalisedGroup | None:
-        alive = min(1.0, self.moved.jostled(names))
-        if min(alive, self.survey.euler.size(names)) < _ALIVE:
-            return None
-        errors: list[float] = []
-        treated: list[Rescaled] = []
-        for point, allowed in ((self.moved, _RTOL * alive), (self.trained, _RTOL)):
-            for k in (0.5, 2.0):
-                error, treatment = point.rescaled(names, k)
-                if not error <= allowed:
-                    return None
-                errors.append(error)
-                treated.append(treatment)
-        kind: Kind = "statistical" if any(t.moved_statistics for t in treated) else "exact"
+    def _confirm(self, candidates: Sequence[Names]) -> None:
+        """Multiply all of them at once, each by a factor of its own; when the outputs change, halve the suspects."""
+        trial = _Trial(candidates)
+        if self._passes(trial):
+            for names in candidates:
+                self._claim(trial, names)
+        elif len(candidates) > 1:
+            half = len(candidates) // 2
+            self._confirm(candidates[:half])
+            self._confirm(candidates[half:])
+
+    def _passes(self, trial: _Trial) -> bool:
+        weakest = min(self.survey.euler.size(names) for names in trial.candidates)
+        places = ((self.moved, _RTOL * min(1.0, weakest)), (self.trained, _RTOL))
+        return all(trial.run(point, power) <= allowed for point, allowed in places for power in (-1, 1))
+
+    def _claim(self, trial: _Trial, names: Names) -> None:
+        kind: Kind = "statistical" if trial.moves_statistics(names) else "exact"
         e_jacobian = self.euler.norm(names)
         if kind == "exact" and e_jacobian > _RTOL:
-            return None
-        return NormalisedGroup(names, kind, GroupEvidence(errors[2], errors[3], e_jacobian, self._absorbers(treated)))
-
-    def _absorbers(self, treated: Sequence[Rescaled]) -> tuple[str, ...]:
-        """The modules whose norms followed the scale, in the order they were called."""
-        paths = dict.fromkeys(call.path for t in treated for call in t.absorbed)
+            return
         model = self.trained.network.model
-        return tuple(f"{path or 'the model'} ({type(model.get_submodule(path)).__name__})" for path in paths)
+        layers = tuple(f"{p or 'the model'} ({type(model.get_submodule(p)).__name__})" for p in trial.paths(names))
+        e_half, e_double = trial.errors[-2:]
+        self.found[names] = NormalisedGroup(names, kind, GroupEvidence(e_half, e_double, e_jacobian, layers))
+
+
+class _Trial:
+    """Groups multiplied by about 2, and by about ½, each by a factor that tells whose scale a norm has followed."""
+
+    def __init__(self, candidates: Sequence[Names]) -> None:
+        self.candidates = candidates
+        self.factors = {names: 2 + 0.1 * (j + 1) / len(candidates) for j, names in enumerate(candidates)}
+        self.errors: list[float] = []
+        self.followers: dict[Names, list[NormCall]] = {names: [] for names in candidates}
+
+    def run(self, point: Point, power: int) -> float:
+        factors = {names: k**power for names, k in self.factors.items()}
+        error, treated = point.change(factors)
+        self.errors.append(error)
+        for names, k in factors.items():
+            self.followers[names] += treated.followers[k]
+        return error
+
+    def moves_statistics(self, names: Names) -> bool:
+        return any(call.of_running_statistics for call in self.followers[names])
+
+    def paths(self, names: Names) -> tuple[str, ...]:
+        """The modules whose norms followed, in the order they were called."""
+        return tuple(dict.fromkeys(call.path for call in self.followers[names]))

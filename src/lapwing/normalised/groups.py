@@ -12,11 +12,12 @@ Kind = Literal["exact", "statistical", "structural"]
 class GroupEvidence:
     """How the outputs answer when the group is multiplied by k, relative to their norm, and what absorbs the scale.
 
-    None stands for "not measured": no input was at hand.
+    Other groups are multiplied at the same time, each by a factor of its own near the one said. None stands for "not
+    measured": no input was at hand.
     """
 
-    e_half: float | None  # ‖f(θ_g / 2) − f‖ / ‖f‖, with each ε and each running statistic following its input
-    e_double: float | None  # the same for 2 θ_g
+    e_half: float | None  # ‖f(k θ_g) − f‖ / ‖f‖ at k ≈ ½, with each ε and each running statistic following its input
+    e_double: float | None  # the same for k ≈ 2
     e_jacobian: float | None  # ‖J_g θ_g‖ / ‖f‖ in eval mode: near 1 for BatchNorm, whose running statistics stay behind
     layers: tuple[str, ...]  # the normalisations whose input follows the group
 
@@ -46,7 +47,7 @@ class NormalisedGroup:
             return f"structural: {by} follows, but no input was at hand to confirm that it absorbs the scale."
         along = " with its running statistics" if self.kind == "statistical" else ""
         return (
-            f"{self.kind}: {by}{along} absorbs the scale; multiplied by 0.5 and 2 the outputs change by "
+            f"{self.kind}: {by}{along} absorbs the scale; multiplied by ½ and 2 the outputs change by "
             f"{e.e_half:.1e} and {e.e_double:.1e} of their norm; ‖Jθ‖/‖f‖ = {e.e_jacobian:.1e}."
         )
 

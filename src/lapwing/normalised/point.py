@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,8 @@ from lapwing.data import ModelInput
 from lapwing.errors import ModelError
 from lapwing.linearise import Network
 from lapwing.normalised.calls import NormCall, Rescaled, Treatment, Watch, as_it_is
+
+Names = tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,25 +50,14 @@ class Point:
     def is_finite(self) -> bool:
         return bool(torch.isfinite(self.reference[0]).all())
 
-    def change(self, tensors: Mapping[str, Tensor], treat: Treatment = as_it_is) -> float:
-        """‖f with these tensors − f‖ / ‖f‖."""
+    def change(self, factors: Mapping[Names, float]) -> tuple[float, Rescaled]:
+        """‖f − f₀‖ / ‖f₀‖ when each group is multiplied by its factor and the norms follow, and which of them did."""
+        treat = Rescaled(list(factors.values()), self.reference[1], self.tolerance)
+        tensors = {name: k * self.network.tensors[name] for names, k in factors.items() for name in names}
         f = self.reference[0].double()
         with torch.no_grad():
             moved = self.run(treat, tensors)[0].double()
-        return float((moved - f).norm() / (f.norm() + 1e-300))
-
-    def rescaled(self, names: Sequence[str], k: float) -> tuple[float, Rescaled]:
-        """The change when these tensors are multiplied by k and the norms follow."""
-        treat = Rescaled(k, self.reference[1], self.tolerance)
-        return self.change({name: k * self.network.tensors[name] for name in names}, treat), treat
-
-    def jostled(self, names: Sequence[str]) -> float:
-        """The change when each of these tensors moves by its own norm in a random direction."""
-        generator = torch.Generator().manual_seed(2)
-        return self.change({n: t + noise(t, generator) * _rms(t) for n, t in self._chosen(names)})
-
-    def _chosen(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        return ((name, self.network.tensors[name]) for name in names)
+        return float((moved - f).norm() / (f.norm() + 1e-300)), treat
 
 
 def point_at(network: Network, x: ModelInput, path: Callable[[], str]) -> Point:

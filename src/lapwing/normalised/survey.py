@@ -14,7 +14,7 @@ from lapwing.normalised.calls import NormCall, Treatment, of_the_batch
 from lapwing.normalised.point import Point, noise
 from lapwing.normalised.writers import Graph
 
-_COTANGENTS = 4
+_COTANGENTS = 3
 
 
 @dataclass(frozen=True, eq=False)
