@@ -28,6 +28,7 @@ ORDER = [
     {"probe"},
     {"normalised"},
     {"curvature"},
+    {"linear_model"},
     {"evidence", "predictive", "sampling", "diagnosis"},
     {"planning"},
     {"registry"},

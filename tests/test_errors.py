@@ -410,7 +410,6 @@ POSTERIORS = [
 TUNING = [
     Row("tune a model", three, lw.tune, TYPE, ("Posterior", "lw.fit", "Sequential")),
     Row("unknown way to tune", three, lambda m: lw.tune(classifier(m), by="evidance"), VALUE, ("by", 'Did you mean "evidence"')),
-    Row("linear mode", three, lambda m: lw.tune(classifier(m), mode="linear"), STRUCTURE, ("linear", 'mode="network"')),
     Row("unknown mode", three, lambda m: lw.tune(classifier(m), mode="lineer"), VALUE, ("mode", 'Did you mean "linear"')),
     Row("validation without data", three, lambda m: lw.tune(classifier(m), by="validation"), VALUE, ("held-out", "validation=(X, Y)")),
     Row("validation with other labels", three, lambda m: lw.tune(classifier(m), by="validation", validation=[(X, LABELS), (X, LABELS + 1)]), VALUE, ("validation", "batch 1", "[0, 3)")),

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from lapwing._types import Float, Tensor
 
-PRECISION_BOUNDS = (1e-8, 1e8)
+NOISE_BOUNDS = (1e-3, 1e3)  # of a noise, relative to the root mean squared residual of the network
+PRECISION_BOUNDS = (1e-10, 1e12)  # of a prior precision, relative to the mean curvature in its group
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,12 @@ class Finding:
         return Finding("condition number of the precision, at most", f"{number:.3g}", concern, advice)
 
     @staticmethod
-    def of_groups(names: tuple[str, ...], precisions: Float[Tensor, " g"]) -> Iterator[Finding]:
-        low, high = PRECISION_BOUNDS
-        for name, value in zip(names, precisions.tolist(), strict=True):
-            if value <= low * 1.01 or value >= high / 1.01:
-                side = "upper bound: the data switch it off" if value > 1 else "lower bound: the prior says nothing"
+    def of_groups(
+        names: tuple[str, ...], precisions: Float[Tensor, " g"], low: Float[Tensor, " g"], high: Float[Tensor, " g"]
+    ) -> Iterator[Finding]:
+        for name, value, least, most in zip(names, precisions.tolist(), low.tolist(), high.tolist(), strict=True):
+            if value <= least * 1.01 or value >= most / 1.01:
+                side = "upper bound: the data switch it off" if value > least * 2 else "lower bound: no prior is left"
                 advice = "Check the group, or use fewer groups."
                 yield Finding(f"prior group '{name}'", f"{value:.3g}, at the {side}", True, advice)
 

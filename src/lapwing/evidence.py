@@ -37,6 +37,33 @@ def log_evidence(log_lik: Scalar, precision: Precision, prior: GaussianPrior, th
     return Evidence(log_lik, ratio, (prior.precisions * prior.scatter(theta)).sum())
 
 
+def linear_shift(
+    gradient: Float[Tensor, " p"], precision: Precision, prior: GaussianPrior, theta: Float[Tensor, " p"]
+) -> Float[Tensor, " p"]:
+    """θ_* − θ₀ = P⁻¹ (g − P₀ (θ₀ − m₀)): from the point of expansion to the mode of the quadratic model."""
+    return precision.solve(gradient - prior.P0.diagonal * (theta - prior.mean))
+
+
+def linear_evidence(
+    log_lik: Scalar,
+    gradient: Float[Tensor, " p"],
+    precision: Precision,
+    prior: GaussianPrior,
+    theta: Float[Tensor, " p"],
+) -> Evidence:
+    """The evidence of the linear model at its own mode θ_* = θ₀ + d, from an expansion around θ₀:
+
+    log p(D | θ_*) = ℓ₀ + gᵀd − ½ dᵀ H d,   dᵀ H d = dᵀ(g − P₀ (θ₀ − m₀)) − dᵀ P₀ d because P d = g − P₀ (θ₀ − m₀).
+
+    Exact for a Gaussian likelihood with the full H, wherever θ₀ is; else exact when θ₀ is the mode, d = 0.
+    Antorán et al. (2022). Cost: one `logdet` and one `solve`.
+    """
+    pull = prior.P0.diagonal * (theta - prior.mean)
+    d = precision.solve(gradient - pull)
+    curved = d @ (gradient - pull) - d @ (prior.P0.diagonal * d)
+    return log_evidence(log_lik + gradient @ d - 0.5 * curved, precision, prior, theta + d)
+
+
 def effective_dimension(curvature: Curvature, prior: GaussianPrior) -> Float[Tensor, " g"]:
     """γ_g = P_g − δ_g tr(P⁻¹)_gg, the number of directions in group g that the data determine.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +13,9 @@ from torch import nn
 
 from lapwing import curvature, priors, registry, tuning
 from lapwing.data import Batches, ModelInput, as_batches
-from lapwing.errors import InputError, InputTypeError, StructureError, located
+from lapwing.errors import InputError, InputTypeError, located
 from lapwing.likelihoods import Gaussian, Likelihood, Sites
+from lapwing.linear_model import design
 from lapwing.linearise import Linearised
 from lapwing.observations import dropped_by_loader, encode_batch, observed
 from lapwing.params import ParamLayout
@@ -79,7 +82,16 @@ def fit(
     if isinstance(family, Gaussian) and family.noise_std is None:
         family = family.estimate(estimate.statistics.likelihood)
     return Posterior(
-        linearised, family, estimate, resolved_prior, taken.structure, kind, scale, taken.chunk_floats, why=taken.why
+        linearised,
+        family,
+        estimate,
+        resolved_prior,
+        taken.structure,
+        kind,
+        scale,
+        taken.chunk_floats,
+        why=taken.why,
+        source=batches,
     )
 
 
@@ -142,7 +154,7 @@ def tune(
     by: str = "evidence",
     groups: str | None = None,
     noise: bool = True,
-    mode: str = "network",
+    mode: str = "linear",
     validation: Any = None,
     progress: bool | None = None,
 ) -> Posterior:
@@ -154,17 +166,13 @@ def tune(
     """
     if not isinstance(posterior, Posterior):
         raise InputTypeError(f"tune: expected a Posterior from lw.fit, got {type(posterior).__name__}.")
-    if mode != "network":
-        registry.choose("mode", mode, {"network": None, "linear": None})
-        raise StructureError(
-            'mode="linear" (the evidence at the linear model\'s own mode) is not in this release; use mode="network".'
-        )
+    at_mode = registry.choose("mode", mode, {"network": _at_network, "linear": _at_linear_mode})
     if groups is not None:
         posterior = posterior.with_prior(_regrouped(posterior.prior, groups))
     by_evidence = {"evidence": tuning.maximise_evidence, "fixed_point": tuning.iterate_fixed_point}
     method = registry.choose("by", by, {**by_evidence, "validation": None})
     if method is not None:
-        posterior = method(posterior, noise=noise)
+        posterior = at_mode(posterior, method, data, noise, progress)
     if validation is not None:
         with random_state_kept():
             held_out = as_batches(validation, "validation")
@@ -187,6 +195,24 @@ def prior(
     registry.check_module("prior", model)
     with random_state_kept():
         return registry.grouped_prior(_uncompiled(model), precision, groups, mean, data)
+
+
+def _at_network(
+    posterior: Posterior, ascend: tuning.Ascent, data: Any, noise: bool, progress: bool | None
+) -> Posterior:
+    return ascend(replace(posterior, expansion=None), noise=noise)
+
+
+def _at_linear_mode(
+    posterior: Posterior, ascend: tuning.Ascent, data: Any, noise: bool, progress: bool | None
+) -> Posterior:
+    batches = posterior.source if data is None else as_batches(data)
+    if batches is None:
+        return tuning.tune_at_linear_mode(posterior, ascend, None, noise=noise)
+    with random_state_kept():
+        source = partial(observed, batches, posterior.likelihood, posterior.sites, progress=progress)
+        make = partial(design, posterior.linearised, source, n=posterior.n_data, most_floats=posterior.chunk_floats)
+        return tuning.tune_at_linear_mode(posterior, ascend, make, noise=noise)
 
 
 def _uncompiled(model: nn.Module) -> nn.Module:

@@ -11,11 +11,12 @@ import torch
 
 from lapwing import evidence, predictive, registry
 from lapwing._types import Float, Scalar, Tensor
-from lapwing.curvature import Estimate, Fisher, Kron, Structure, estimate
-from lapwing.data import ModelInput, as_batches, as_input
-from lapwing.diagnosis import Diagnosis, Finding
+from lapwing.curvature import Estimate, Fisher, FitStatistics, Kron, Structure, estimate
+from lapwing.data import Batches, ModelInput, as_batches, as_input
+from lapwing.diagnosis import NOISE_BOUNDS, PRECISION_BOUNDS, Diagnosis, Finding
 from lapwing.errors import InputTypeError, StructureError
-from lapwing.likelihoods import Gaussian, Likelihood, Sites
+from lapwing.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Sites
+from lapwing.linear_model import Expansion
 from lapwing.linearise import Linearised
 from lapwing.observations import observed
 from lapwing.operators import (
@@ -28,6 +29,7 @@ from lapwing.operators import (
 )
 from lapwing.params import ParamLayout
 from lapwing.predictive import Frame, Prediction, WeightGaussian
+from lapwing.predictive.link_rules import DEFAULT, Link
 from lapwing.priors import GaussianPrior
 from lapwing.sampling import counted, seeded, weight_deviations
 from lapwing.sandbox import plain_tensors, random_state_kept
@@ -52,7 +54,7 @@ class Outputs:
     @cached_property
     @plain_tensors()
     def mean(self) -> Tensor:
-        return self.posterior._shaped(self.posterior.linearised.outputs(self.x))
+        return self.posterior._shaped(predictive.mean_outputs(self.posterior.weights, self.x))
 
     @cached_property
     @plain_tensors()
@@ -83,6 +85,15 @@ class FunctionDraws:
 
 
 @dataclass(frozen=True, eq=False)
+class Readout:
+    """How predictions are read off the posterior: where its mean lies, how warm the classes are, and by which link."""
+
+    shift: Float[Tensor, " p"] | None = None  # μ − θ*; None: the mean is the trained network
+    temperature: float = 1.0  # classes are softmax(f / T), or σ(f / T)
+    link: Link = DEFAULT
+
+
+@dataclass(frozen=True, eq=False)
 class Posterior:
     """N(θ*, P⁻¹) with P = H + P₀ over the weights of a linearised network."""
 
@@ -96,6 +107,9 @@ class Posterior:
     chunk_floats: int
     history: tuple[Any, ...] = ()
     why: str = "asked for"  # of the structure
+    expansion: Expansion | None = None  # None: the evidence is taken at the trained weights themselves
+    readout: Readout = Readout()
+    source: Batches | None = None  # where the data came from, for those who tune without naming them again
 
     # --- the Gaussian over weights -------------------------------------------------------------
 
@@ -111,8 +125,13 @@ class Posterior:
 
     @property
     def mean(self) -> Float[Tensor, " p"]:
-        """θ*."""
-        return self.linearised.theta.to(self.dtype)
+        """The trained weights θ*, or the linear model's mode where tuning found it the better mean."""
+        return self._centre.to(self.dtype)
+
+    @property
+    def _centre(self) -> Float[Tensor, " p"]:
+        shift = self.readout.shift
+        return self.linearised.theta if shift is None else self.linearised.theta + shift
 
     @property
     def n_data(self) -> int:
@@ -145,7 +164,7 @@ class Posterior:
     def sample(self, n: int, generator: torch.Generator | None = None) -> Float[Tensor, "n p"]:
         """Draws of the weights. Without a generator, the same draws at every call."""
         deviations = self._deviations(n, seeded(generator))
-        return (self.linearised.theta + deviations).to(self.dtype)
+        return (self._centre + deviations).to(self.dtype)
 
     @plain_tensors()
     def marginal_variance(self) -> Float[Tensor, " p"]:
@@ -192,18 +211,25 @@ class Posterior:
     ) -> Prediction:
         """The predictive distribution at x: linearised ("glm") or by sampled weights through the network ("bnn")."""
         n_samples = counted("n_samples", n_samples)
-        frame = Frame(self.sites, self.dtype, registry.link(link), n_samples, seeded(generator))
+        rule = self.readout.link if link is None else registry.link(link)
+        frame = Frame(self.sites, self.dtype, rule, n_samples, seeded(generator))
         compute = registry.choose("predictive", predictive, {"glm": self._predict_glm, "bnn": self._predict_bnn})
         return compute(as_input(x), frame)
 
     def _predict_glm(self, x: ModelInput, frame: Frame) -> Prediction:
         gaussian = predictive.pushforward_sites(self.weights, x, self.sites)
-        return predictive.from_gaussian(self.likelihood, gaussian, frame)
+        return predictive.from_gaussian(self.likelihood, gaussian.tempered(self._temperature), frame)
 
     def _predict_bnn(self, x: ModelInput, frame: Frame) -> Prediction:
         deviations = self._deviations(frame.n_samples, frame.generator)
-        f = predictive.network_draws(self.linearised, x, deviations)
+        if self.readout.shift is not None:
+            deviations = deviations + self.readout.shift
+        f = predictive.network_draws(self.linearised, x, deviations) / self._temperature
         return predictive.from_draws(self.likelihood, torch.stack([self.sites.split(draw) for draw in f]), frame)
+
+    @property
+    def _temperature(self) -> float:
+        return self.readout.temperature if isinstance(self.likelihood, Bernoulli | Categorical) else 1.0
 
     # --- evidence --------------------------------------------------------------------------------
 
@@ -213,18 +239,81 @@ class Posterior:
         return self.likelihood_scale * self.likelihood.log_lik(self.estimate.statistics.likelihood)
 
     def log_evidence(self) -> Scalar:
-        """log p(D) by Laplace; differentiable in the prior precisions, the noise and the likelihood scale."""
+        """log p(D) by Laplace; differentiable in the prior precisions, the noise and the likelihood scale.
+
+        At the trained weights after `fit`; at the linear model's own mode after `tune(mode="linear")`.
+        """
         return self.evidence().total
 
     @plain_tensors()
     def evidence(self) -> evidence.Evidence:
         """The evidence with its three terms apart."""
-        return evidence.log_evidence(self.log_lik(), self.precision, self.prior, self.linearised.theta)
+        if self.expansion is None:
+            return evidence.log_evidence(self.log_lik(), self.precision, self.prior, self.linearised.theta)
+        statistics, theta = self.expansion.statistics, self.expansion.theta
+        log_lik = self.likelihood_scale * self.likelihood.log_lik(statistics.likelihood)
+        if not self.expansion.follows:
+            return evidence.log_evidence(log_lik, self.precision, self.prior, theta)
+        return evidence.linear_evidence(log_lik, self._gradient(statistics), self.precision, self.prior, theta)
+
+    @plain_tensors()
+    def linear_mode(self) -> Float[Tensor, " p"]:
+        """θ_*, the mode of the linear model's own posterior, float64.
+
+        With a Gaussian likelihood and full curvature it follows every change of prior and noise; otherwise it is where
+        `lw.tune(posterior, data)` last found it.
+        """
+        at = self.expansion
+        if at is None:
+            raise StructureError(
+                "The linear model's mode has not been looked for yet; it is found by "
+                'lw.tune(posterior, data, mode="linear").'
+            )
+        if not at.follows:
+            return at.theta
+        return at.theta + evidence.linear_shift(self._gradient(at.statistics), self.precision, self.prior, at.theta)
+
+    def _gradient(self, statistics: FitStatistics) -> Float[Tensor, " p"]:
+        """κ ∇_θ log p(D | θ) of the linear model where the statistics were taken."""
+        return (self.likelihood_scale * self.likelihood.part_scales()).to(statistics.gradients) @ statistics.gradients
 
     @plain_tensors()
     def effective_dimension(self) -> Float[Tensor, " g"]:
         """γ per prior group: how many parameters the data determine."""
         return evidence.effective_dimension(self.curvature, self.prior)
+
+    def squared_errors(self) -> tuple[Float[Tensor, " g"], Float[Tensor, " g"]]:
+        """Of a Gaussian: Σ (y − h)² and the number of targets by noise level, at the point of the evidence.
+
+        Where the mode follows, at θ₀ + d, they are SSE₀ − 2 gᵀd + dᵀ H₁ d with g and H₁ at unit noise.
+        """
+        statistics = self.estimate.statistics if self.expansion is None else self.expansion.statistics
+        sse, count = statistics.likelihood.chunk(2)
+        if self.expansion is None or not self.expansion.follows:
+            return sse, count
+        d = self.linear_mode() - self.expansion.theta
+        bent = torch.stack([d @ part.mv(d) for part in self.estimate.parts])
+        return sse - 2 * statistics.gradients @ d + bent, count
+
+    def precision_bounds(self) -> tuple[Float[Tensor, " g"], Float[Tensor, " g"]]:
+        """Lowest and highest precision of each prior group: 1e-10 and 1e12 times the mean curvature in it.
+
+        Relative, so that rescaling a normalised layer moves them along; a group without curvature takes 1 for it.
+        """
+        P0 = self.prior.P0
+        mean = P0.group_sums(self.curvature.diagonal().detach()) / P0.sizes
+        mean = torch.where(mean > 0, mean, torch.ones_like(mean))
+        return PRECISION_BOUNDS[0] * mean, PRECISION_BOUNDS[1] * mean
+
+    def noise_bounds(self) -> tuple[Float[Tensor, " g"], Float[Tensor, " g"]]:
+        """Of a Gaussian: a thousandth and a thousand times the root mean squared residual of the network.
+
+        More parameters than targets can explain every target; without a bound the evidence would follow them to zero.
+        """
+        sse, count = self.estimate.statistics.likelihood.chunk(2)
+        rms = (sse / count).sqrt()
+        rms = torch.where(rms > 0, rms, torch.ones_like(rms))
+        return NOISE_BOUNDS[0] * rms, NOISE_BOUNDS[1] * rms
 
     # --- other posteriors on the same curvature ------------------------------------------------------
 
@@ -270,7 +359,11 @@ class Posterior:
                 fisher=self.fisher,
                 chunk_floats=self.chunk_floats,
             )
-        return replace(self, estimate=self.estimate + more)
+        estimate_ = self.estimate + more
+        # The mode of all the data is not known before the next tune, unless the quadratic is exact.
+        follows = self.expansion is not None and self.expansion.follows
+        at = Expansion(self.linearised.theta, estimate_.statistics, follows=True) if follows else None
+        return replace(self, estimate=estimate_, expansion=at, source=None)
 
     def _checked_noise(self, likelihood: Gaussian) -> Gaussian:
         if likelihood.noise_std is None:
@@ -290,13 +383,13 @@ class Posterior:
         return Diagnosis(tuple(self._findings()))
 
     def _findings(self) -> Iterator[Finding]:
-        from_data = self.part_scales @ self.estimate.statistics.gradients
+        from_data = self._gradient(self.estimate.statistics)
         pull = self.prior.P0.diagonal * (self.linearised.theta - self.prior.mean)
         yield Finding.of_gradient(float((from_data - pull).norm()), float(from_data.norm()), float(pull.norm()))
         spectrum = self.curvature.spectrum()
         low, high = float(self.prior.precisions.min()), float(self.prior.precisions.max())
         yield Finding.of_condition((float(spectrum.max()) + high) / low)
-        yield from Finding.of_groups(self.prior.group_names, self.prior.precisions.detach())
+        yield from Finding.of_groups(self.prior.group_names, self.prior.precisions.detach(), *self.precision_bounds())
         gradients_vanish = [n for n in self.layout.names if not bool(self.curvature.diagonal()[self.layout[n]].any())]
         yield from Finding.of_unused(gradients_vanish)
         yield Finding.of_structure(type(self.structure).__name__.lower(), self.why)
@@ -321,7 +414,7 @@ class Posterior:
     @cached_property
     def weights(self) -> WeightGaussian:
         row = self.structure.row_floats(self.linearised.sizes)
-        return WeightGaussian(self.linearised, self.precision, max(1, self.chunk_floats // row))
+        return WeightGaussian(self.linearised, self.precision, max(1, self.chunk_floats // row), self.readout.shift)
 
     def _shaped(self, f: Float[Tensor, "n k"]) -> Tensor:
         return f.reshape(len(f), *self.linearised.datum_shape).to(self.dtype)

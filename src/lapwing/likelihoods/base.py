@@ -86,6 +86,10 @@ class Likelihood(ABC):
     def hessian_root(self, f: Tensor, y: Tensor) -> Tensor:
         """S with S Sᵀ = Λ: (..., C, K). Never inverts Λ, which is singular for a softmax."""
 
+    def hessian_mv(self, f: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        """Λ v: (..., C)."""
+        return torch.einsum("...cd,...d->...c", self.hessian(f, y), v)
+
     @abstractmethod
     def sample(self, f: Tensor, *, generator: torch.Generator) -> Tensor:
         """Encoded targets drawn from p(y | f)."""

@@ -113,6 +113,12 @@ class Categorical(Likelihood):
         L = torch.where(row > column, below, torch.where(row == column, diagonal[..., None, :], 0.0))
         return self._term_weight(f, y).sqrt()[..., None, None] * L
 
+    def hessian_mv(self, f: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        """w_y (p ∘ v − p (p · v)), without the C × C matrix."""
+        p = torch.softmax(f, -1)
+        centred = v - (p * v).sum(-1, keepdim=True)
+        return self._term_weight(f, y)[..., None] * p * centred
+
     def sample(self, f: Tensor, *, generator: torch.Generator) -> Tensor:
         """Labels from the softmax; class weights are the loss's, not the model's, and play no part."""
         p = torch.softmax(f, -1).reshape(-1, f.shape[-1]).to(generator.device)

@@ -3,6 +3,7 @@
 from lapwing.operators.arrangement import Arrangement
 from lapwing.operators.base import Curvature, Precision, Rows
 from lapwing.operators.block_diagonal import BlockDiagonalCurvature, BlockDiagonalPrecision
+from lapwing.operators.coordinates import Coordinates
 from lapwing.operators.dense import DenseCurvature, DensePrecision
 from lapwing.operators.diagonal import DiagonalCurvature, DiagonalPrecision
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
@@ -23,6 +24,7 @@ __all__ = [
     "Basis",
     "BlockDiagonalCurvature",
     "BlockDiagonalPrecision",
+    "Coordinates",
     "Curvature",
     "Damping",
     "DenseCurvature",

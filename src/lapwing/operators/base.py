@@ -17,6 +17,7 @@ from lapwing._types import Float, Scalar, Tensor
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from lapwing.operators.coordinates import Coordinates
     from lapwing.operators.grouped_diagonal import GroupedDiagonal
     from lapwing.operators.kronecker import Basis
 
@@ -97,6 +98,10 @@ class Curvature(ABC):
     @abstractmethod
     def plus(self, P0: GroupedDiagonal) -> Precision:
         """H + P₀."""
+
+    def coordinates(self, P0: GroupedDiagonal) -> Coordinates | None:
+        """Axes that make H and P₀ diagonal together; None where there are none, or none that is cheap."""
+        return None
 
     @abstractmethod
     def to_dense(self) -> Float[Tensor, "p p"]: ...

@@ -9,6 +9,7 @@ import torch
 
 from lapwing._types import Float, Scalar, Tensor
 from lapwing.operators.base import Curvature, Precision, Rows
+from lapwing.operators.coordinates import Coordinates
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
 
 
@@ -46,6 +47,19 @@ class BlockDiagonalCurvature(Curvature):
     def plus(self, P0: GroupedDiagonal) -> BlockDiagonalPrecision:
         blocks = tuple(H.plus(P0.restricted(s)) for s, H in zip(self.slices, self.blocks, strict=True))
         return BlockDiagonalPrecision(self.slices, blocks)
+
+    def coordinates(self, P0: GroupedDiagonal) -> Coordinates | None:
+        found = [H.coordinates(P0.restricted(s)) for s, H in zip(self.slices, self.blocks, strict=True)]
+        if any(axes is None for axes in found):
+            return None
+        axes = [each for each in found if each is not None]
+        # A block numbers its own groups from zero, in the order of the whole prior's.
+        groups = [P0.index[s].unique()[each.index] for s, each in zip(self.slices, axes, strict=True)]
+
+        def rotate(v: Tensor) -> Tensor:
+            return torch.cat([each.rotate(v[..., s]) for s, each in zip(self.slices, axes, strict=True)], dim=-1)
+
+        return Coordinates(torch.cat([each.eigenvalues for each in axes]), torch.cat(groups), rotate)
 
     def to_dense(self) -> Float[Tensor, "p p"]:
         return torch.block_diag(*(H.to_dense() for H in self.blocks))

@@ -11,6 +11,7 @@ import torch
 from lapwing._types import Float, Scalar, Tensor
 from lapwing.errors import NumericalError
 from lapwing.operators.base import Curvature, Precision, Rows
+from lapwing.operators.coordinates import Coordinates
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
 
 
@@ -23,7 +24,14 @@ class SymmetricMatrix:
     @cached_property
     def eigenvalues(self) -> Float[Tensor, " p"]:
         # Rounding may push the zero eigenvalues of a singular H slightly below zero.
+        if "eigenbasis" in self.__dict__:
+            return self.eigenbasis[0]
         return torch.linalg.eigvalsh(self.entries).clamp(min=0)
+
+    @cached_property
+    def eigenbasis(self) -> tuple[Float[Tensor, " p"], Float[Tensor, "p p"]]:
+        values, Q = torch.linalg.eigh(self.entries)
+        return values.clamp(min=0), Q
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +67,12 @@ class DenseCurvature(Curvature):
 
     def plus(self, P0: GroupedDiagonal) -> DensePrecision:
         return DensePrecision(self, P0)
+
+    def coordinates(self, P0: GroupedDiagonal) -> Coordinates | None:
+        if not P0.isotropic:
+            return None
+        values, Q = self.unit.eigenbasis
+        return Coordinates(self.scale * values, P0.index, lambda v: v @ Q)
 
     def to_dense(self) -> Float[Tensor, "p p"]:
         return self.scale * self.unit.entries

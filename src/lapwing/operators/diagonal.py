@@ -9,6 +9,7 @@ import torch
 
 from lapwing._types import Float, Scalar, Tensor
 from lapwing.operators.base import Curvature, Precision, Rows
+from lapwing.operators.coordinates import Coordinates
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
 
 
@@ -36,6 +37,9 @@ class DiagonalCurvature(Curvature):
 
     def mixed(self, others: Sequence[DiagonalCurvature], scales: Float[Tensor, " g"]) -> DiagonalCurvature:
         return replace(self, entries=scales @ torch.stack([h.entries for h in (self, *others)]))
+
+    def coordinates(self, P0: GroupedDiagonal) -> Coordinates:
+        return Coordinates(self.entries, P0.index, lambda v: v)
 
     def plus(self, P0: GroupedDiagonal) -> DiagonalPrecision:
         return DiagonalPrecision(self.entries + P0.diagonal)

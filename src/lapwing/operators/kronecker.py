@@ -17,6 +17,7 @@ from lapwing._types import Float, Scalar, Tensor
 from lapwing.errors import StructureError
 from lapwing.operators.arrangement import Arrangement
 from lapwing.operators.base import Curvature, Precision, Rows
+from lapwing.operators.coordinates import Coordinates
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
 
 
@@ -157,6 +158,12 @@ class KroneckerCurvature(Curvature):
         E = self.damping.eigenvalues(self.factors.a, self.scale * self.factors.b, delta)
         return RotatedPrecision(self.arrangement, self.factors.basis, E)
 
+    def coordinates(self, P0: GroupedDiagonal) -> Coordinates | None:
+        if not P0.isotropic or not self.adds_prior:
+            return None
+        rotate = self.factors.basis.rotate
+        return Coordinates(self.spectrum(), P0.index, lambda v: rotate(self.arrangement.matrices(v)).flatten(-3))
+
     def to_dense(self) -> Float[Tensor, "p p"]:
         return self.mv(torch.eye(self.p, dtype=torch.float64, device=self.factors.A_sum.device))
 
@@ -198,6 +205,12 @@ class EigenCurvature(Curvature):
 
     def plus(self, P0: GroupedDiagonal) -> RotatedPrecision:
         return RotatedPrecision(self.arrangement, self.basis, self.s + one_precision(P0, self.name))
+
+    def coordinates(self, P0: GroupedDiagonal) -> Coordinates | None:
+        if not P0.isotropic:
+            return None
+        rotate = self.basis.rotate
+        return Coordinates(self.spectrum(), P0.index, lambda v: rotate(self.arrangement.matrices(v)).flatten(-3))
 
     def to_dense(self) -> Float[Tensor, "p p"]:
         return self.mv(torch.eye(self.p, dtype=torch.float64, device=self.s.device))

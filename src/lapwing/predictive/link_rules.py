@@ -38,6 +38,9 @@ class Default(Link):
         return links.log_sigmoid_quadrature(m, v), links.log_sigmoid_quadrature(-m, v)
 
 
+DEFAULT = Default()
+
+
 @dataclass(frozen=True)
 class MonteCarlo(Link):
     """Averages over draws."""

@@ -26,6 +26,10 @@ class SiteGaussian:
     mean: Float[Tensor, "n t c"]
     cov: Float[Tensor, "n t c c"]
 
+    def tempered(self, temperature: float) -> SiteGaussian:
+        """Of f / T."""
+        return SiteGaussian(self.mean / temperature, self.cov / temperature**2)
+
 
 @dataclass(frozen=True, eq=False)
 class WeightGaussian:
@@ -34,6 +38,7 @@ class WeightGaussian:
     linearised: Linearised
     precision: Precision
     rows_at_once: int
+    shift: Float[Tensor, " p"] | None = None  # μ − θ*; None: the mean is θ*
 
     def jacobians(self, x: ModelInput) -> Iterator[tuple[Float[Tensor, "n k"], Jacobian]]:
         """(f, J) for successive pieces of x."""
@@ -42,7 +47,16 @@ class WeightGaussian:
             piece = x if step >= x.n else x.rows(slice(start, start + step))
             with self.linearised.trace(piece) as trace:
                 f, J = trace.outputs.double(), trace.jacobian()
+            if self.shift is not None:
+                f = f + J.mv(self.shift[None])[0].double()
             yield f, J  # outside: the model is given back before anyone else's code runs
+
+
+def mean_outputs(weights: WeightGaussian, x: ModelInput) -> Float[Tensor, "n k"]:
+    """f + J (μ − θ*); the network's own outputs when the mean was not moved."""
+    if weights.shift is None:
+        return weights.linearised.outputs(x)
+    return torch.cat([f for f, _ in weights.jacobians(x)])
 
 
 def pushforward(weights: WeightGaussian, x: ModelInput) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k k"]]:

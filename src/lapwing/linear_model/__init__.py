@@ -1,0 +1,19 @@
+"""The linearised network as a model of its own: a convex GLM on the features J, with a mode of its own."""
+
+from lapwing.linear_model.design import Design, Piece, StoredDesign, StreamedDesign, design
+from lapwing.linear_model.mode import PRECISE, QUICK, Effort, Expansion, Problem, Search, solve_mode
+
+__all__ = [
+    "PRECISE",
+    "QUICK",
+    "Design",
+    "Effort",
+    "Expansion",
+    "Piece",
+    "Problem",
+    "Search",
+    "StoredDesign",
+    "StreamedDesign",
+    "design",
+    "solve_mode",
+]

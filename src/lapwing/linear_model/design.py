@@ -1,0 +1,113 @@
+"""The training data as the linear model sees them: outputs f, features J and targets y, some data at a time.
+
+Small problems keep J; large ones come back to the network at every pass, so that nothing of size N·K·P exists. No pass
+relies on the order of another, because a loader may shuffle.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+
+from lapwing._types import Float, Tensor
+from lapwing.data import ModelInput
+from lapwing.errors import located
+from lapwing.linear_model.jvp import Jvp, choose_jvp
+from lapwing.linearise import Linearised, Trace
+
+Source = Callable[[], Iterable[tuple[ModelInput, Tensor]]]  # a pass over (x, encoded y)
+
+
+class Piece(ABC):
+    """Some data: f (n, K) in float64, encoded targets, and products with their rows of J."""
+
+    f: Float[Tensor, "n k"]
+    y: Tensor
+
+    @abstractmethod
+    def mv(self, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
+        """J v for each of the vectors, float64."""
+
+    @abstractmethod
+    def add_vjp_(self, total: Float[Tensor, " p"], u: Float[Tensor, "n k"]) -> None:
+        """total ← total + Jᵀ u."""
+
+
+class Design(ABC):
+    """All of the data."""
+
+    precise: bool  # float64 throughout and cheap to visit: the mode may be found to the last digits
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Piece]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class StoredPiece(Piece):
+    f: Float[Tensor, "n k"]
+    y: Tensor
+    J: Float[Tensor, "n k p"]
+
+    def mv(self, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
+        rows = self.J.reshape(-1, self.J.shape[-1])
+        return (rows @ v.T).T.reshape(len(v), *self.f.shape)
+
+    def add_vjp_(self, total: Float[Tensor, " p"], u: Float[Tensor, "n k"]) -> None:
+        total.add_(u.reshape(-1) @ self.J.reshape(-1, self.J.shape[-1]))
+
+
+@dataclass(frozen=True, eq=False)
+class TracedPiece(Piece):
+    f: Float[Tensor, "n k"]
+    y: Tensor
+    trace: Trace
+    jvp: Jvp
+
+    def mv(self, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
+        return self.jvp(self.trace, v)
+
+    def add_vjp_(self, total: Float[Tensor, " p"], u: Float[Tensor, "n k"]) -> None:
+        self.trace.add_vjp_(total, u)
+
+
+@dataclass(frozen=True, eq=False)
+class StoredDesign(Design):
+    pieces: tuple[StoredPiece, ...]
+    precise = True
+
+    def __iter__(self) -> Iterator[Piece]:
+        return iter(self.pieces)
+
+
+@dataclass(frozen=True, eq=False)
+class StreamedDesign(Design):
+    linearised: Linearised
+    source: Source
+    jvp: Jvp
+    precise = False
+
+    def __iter__(self) -> Iterator[Piece]:
+        for number, (x, y) in enumerate(self.source()):
+            with located(f"batch {number}"), self.linearised.trace(x) as trace:
+                yield TracedPiece(trace.outputs.double(), y, trace, self.jvp)
+
+
+def design(linearised: Linearised, source: Source, *, n: int, most_floats: int) -> Design:
+    """Keep J when its N·K·P entries are within the budget, else visit the network anew in every pass."""
+    if n * linearised.k * linearised.layout.p > most_floats:
+        first = next(iter(source()))[0]
+        return StreamedDesign(linearised, source, choose_jvp(linearised, first))
+    return StoredDesign(tuple(_stored(linearised, source)))
+
+
+def _stored(linearised: Linearised, source: Source) -> Iterator[StoredPiece]:
+    with closing(_batches(source)) as batches:
+        for number, (x, y) in enumerate(batches):
+            with located(f"batch {number}"), linearised.trace(x) as trace:
+                yield StoredPiece(trace.outputs.double(), y, trace.jacobian().dense().double())
+
+
+def _batches(source: Source) -> Generator[tuple[ModelInput, Tensor], None, None]:
+    yield from source()

@@ -1,0 +1,74 @@
+"""J v at some inputs, without J: forward mode where the model allows it, else reverse mode twice.
+
+Not every kernel has a forward-mode derivative (fused attention, old weight_norm), and not every one can be
+differentiated twice. Which way works is found out once, on a few rows, against the rows of J themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from lapwing._types import Float, Tensor
+from lapwing.data import ModelInput
+from lapwing.linearise import Linearised, Trace
+
+Jvp = Callable[[Trace, Tensor], Tensor]  # (trace, (m, P)) → (m, n, K)
+
+
+def choose_jvp(linearised: Linearised, x: ModelInput) -> Jvp:
+    """The first way that runs and agrees with the rows of J on up to two data."""
+    few = x.rows(slice(0, min(2, x.n)))
+    v = torch.cos(torch.arange(linearised.layout.p, dtype=torch.float64, device=linearised.network.device))[None]
+    with linearised.trace(few) as trace:
+        truth = by_rows(trace, v)
+        for candidate in (forward_mode, reverse_twice):
+            if _agrees(candidate, trace, v, truth):
+                return candidate
+    return by_rows
+
+
+def forward_mode(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
+    """One forward pass with tangents per vector."""
+    linearised = trace.linearised
+    primals = {name: linearised.network.tensors[name].detach() for name in linearised.layout.names}
+
+    def f(tensors: dict[str, Tensor]) -> Tensor:
+        return linearised.flat(linearised.network(trace.x, tensors), trace.x.n)
+
+    with sdpa_kernel(SDPBackend.MATH):  # the fused CPU kernel has no forward-mode derivative
+        tangents = [torch.func.jvp(f, (primals,), (linearised.tensors_at(row),))[1] for row in v]
+    return torch.stack(tangents).double()
+
+
+def reverse_twice(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
+    """J v = ∇_u ⟨Jᵀu, v⟩: the pull-back is linear in u, so its own derivative is the push-forward."""
+    linearised = trace.linearised
+    with sdpa_kernel(SDPBackend.MATH):
+        leaves = {n: linearised.network.tensors[n].detach().requires_grad_() for n in linearised.layout.names}
+        f = linearised.flat(linearised.network(trace.x, leaves), trace.x.n)
+        u = torch.zeros_like(f, requires_grad=True)
+        pulled = torch.autograd.grad(f, list(leaves.values()), u, create_graph=True, allow_unused=True)
+        pushed = []
+        for row in v:
+            tensors = linearised.tensors_at(row)
+            pairs = [(g, tensors[n]) for n, g in zip(leaves, pulled, strict=True) if g is not None]
+            inner = sum(((g * t).sum() for g, t in pairs), f.new_zeros(()))
+            pushed.append(torch.autograd.grad(inner, u, retain_graph=True)[0])
+    return torch.stack(pushed).double()
+
+
+def by_rows(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
+    """All rows of J, then the product: always right, K backward passes."""
+    return trace.jacobian().mv(v).double()
+
+
+def _agrees(candidate: Jvp, trace: Trace, v: Tensor, truth: Tensor) -> bool:
+    try:
+        result = candidate(trace, v)
+    except (RuntimeError, NotImplementedError):  # no derivative of this kind for some operation of the model
+        return False
+    eps = torch.finfo(trace.f.dtype).eps
+    return bool(((result - truth).norm() <= 1e3 * eps * truth.norm() + 1e-30).item())

@@ -1,0 +1,34 @@
+"""Anderson's acceleration of a fixed-point iteration z ← T(z)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from lapwing._types import Float, Tensor
+
+
+@dataclass(eq=False)
+class Anderson:
+    """The next point from the last few: the combination Σ w_i T(z_i), Σ w_i = 1, whose residual T(z) − z is smallest.
+
+    Exact in as many steps as there are variables when T is affine. A residual that grows starts the memory anew.
+    """
+
+    depth: int
+    _past: list[tuple[Tensor, Tensor]] = field(default_factory=list, init=False)  # (T(z), T(z) − z)
+
+    def next(self, z: Float[Tensor, " d"], image: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
+        residual = image - z
+        if self._past and float(residual.norm()) > 2 * float(self._past[-1][1].norm()):
+            self._past.clear()
+        self._past = [*self._past[-self.depth :], (image, residual)]
+        if len(self._past) == 1:
+            return image
+        images, residuals = (torch.stack(column) for column in zip(*self._past, strict=True))
+        differences = (residuals[:-1] - residual).T
+        weights = torch.linalg.lstsq(differences, -residual[:, None], driver="gelsd").solution[:, 0]
+        mixed = image + weights @ (images[:-1] - image)
+        # Far extrapolations are not to be trusted: at most a few times the plain step.
+        return z + (mixed - z).clamp(-8 * residual.abs().max(), 8 * residual.abs().max())

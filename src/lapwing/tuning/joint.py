@@ -1,0 +1,130 @@
+"""The evidence at the linear model's own mode: a joint stationary point of θ_* and the hyperparameters.
+
+With a Gaussian likelihood and the full curvature the mode is a closed form of the hyperparameters, and one ascent finds
+both. Otherwise they take turns: θ_* with the hyperparameters held, the hyperparameters with θ_* held, until nothing
+moves. Because ∂E/∂θ = 0 at θ_*, the pairs at rest are the stationary points of the evidence. Antorán et al. (2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from lapwing._types import Float, Tensor
+from lapwing.curvature import Exact, Full
+from lapwing.errors import InputError
+from lapwing.likelihoods import Gaussian
+from lapwing.linear_model import PRECISE, QUICK, Design, Effort, Expansion, Problem, solve_mode
+from lapwing.posterior import Posterior
+from lapwing.tuning.anderson import Anderson
+from lapwing.tuning.fixed_point import iterate_fixed_point, take_fixed_point_steps
+from lapwing.tuning.step import noise_is_free, noise_of, step, with_noise
+
+_PRUNED = 1e-2  # effective dimensions below which a group is switched off
+
+
+class Ascent(Protocol):
+    """Hyperparameters for a fixed expansion."""
+
+    def __call__(self, posterior: Posterior, *, noise: bool) -> Posterior: ...
+
+
+@dataclass(frozen=True)
+class LinearTuning:
+    """How long to alternate, and how closely each mode is found."""
+
+    most_rounds: int
+    rtol: float  # largest change of a log precision or log noise that counts as rest
+    effort: Effort
+
+    @classmethod
+    def of(cls, design: Design) -> LinearTuning:
+        """To the last digits where the data are cheap to visit; a few passes where every visit is one over them."""
+        return cls(60, 1e-9, PRECISE) if design.precise else cls(2, 0.05, QUICK)
+
+
+def tune_at_linear_mode(
+    posterior: Posterior, ascend: Ascent, design: Callable[[], Design] | None, *, noise: bool
+) -> Posterior:
+    """Alternate until θ_* and the hyperparameters stand still; in one go where the mode follows them exactly."""
+    if quadratic_is_exact(posterior):
+        start = Expansion(posterior.linearised.theta, posterior.estimate.statistics, follows=True)
+        return ascend(replace(posterior, expansion=start), noise=noise)
+    if design is None:
+        raise InputError(
+            'tune(mode="linear") looks for the linear model\'s own mode, and needs the training data for it: '
+            'lw.tune(posterior, data). mode="network" takes the trained weights instead, and needs none.'
+        )
+    data = design()
+    plan = LinearTuning.of(data)
+    # θ_* moves in any case: MacKay's updates need not stand still in between.
+    ascend = take_fixed_point_steps if ascend is iterate_fixed_point else ascend
+    mixing, current = Anderson(5), posterior
+    for _ in range(plan.most_rounds):
+        held = _expanded(current, find_mode(current, data, plan.effort))
+        wanted = ascend(held, noise=noise)
+        change = _change(held, wanted)
+        current = wanted if change < plan.rtol else moved_to(wanted, mixing.next(logs(held), logs(wanted)))
+        if change < plan.rtol:
+            break
+    return _expanded(current, find_mode(current, data, plan.effort))
+
+
+def find_mode(posterior: Posterior, data: Design, effort: Effort) -> Expansion:
+    """θ_* under the posterior's prior and noise, from where its quadratic expects it."""
+    problem = Problem(
+        data,
+        posterior.likelihood,
+        posterior.sites,
+        float(posterior.likelihood_scale.detach()),
+        posterior.prior,
+        posterior.linearised.theta,
+    )
+    at = posterior.expansion
+    start = posterior.linearised.theta if at is None or at.search is None else at.theta
+    found = solve_mode(problem, start, posterior.precision, effort)
+    if found.statistics.n != posterior.n_data:
+        raise InputError(
+            f"tune got {found.statistics.n} data, but the posterior was fitted on {posterior.n_data} data, and the "
+            "evidence is theirs. Pass the training data; held-out data go into validation=...."
+        )
+    return found
+
+
+def quadratic_is_exact(posterior: Posterior) -> bool:
+    """A Gaussian likelihood with its full curvature: the log likelihood of the linear model is the quadratic."""
+    full = isinstance(posterior.structure, Full) and isinstance(posterior.fisher, Exact)
+    return full and isinstance(posterior.likelihood, Gaussian)
+
+
+def _expanded(posterior: Posterior, expansion: Expansion) -> Posterior:
+    moved = replace(posterior, expansion=expansion)
+    return replace(moved, history=(*posterior.history, step(moved.log_evidence().detach(), moved, "linear mode")))
+
+
+def _change(before: Posterior, after: Posterior) -> float:
+    """The largest change of a log; groups that the data switch off drift on without end, and are not waited for."""
+    alive = after.effective_dimension().detach() > _PRUNED
+    counts = torch.cat([alive, torch.ones_like(noise_of(after), dtype=torch.bool)])
+    return float((logs(after) - logs(before)).abs()[counts].max()) if bool(counts.any()) else 0.0
+
+
+def logs(posterior: Posterior) -> Float[Tensor, " d"]:
+    """What is being tuned: log precisions and log noise."""
+    return torch.cat(
+        [posterior.prior.precisions.detach().log(), noise_of(posterior).log().to(posterior.prior.index.device)]
+    )
+
+
+def moved_to(posterior: Posterior, values: Float[Tensor, " d"]) -> Posterior:
+    low, high = posterior.precision_bounds()
+    n = len(posterior.prior.precisions)
+    precisions = values[:n].exp().clamp(min=low, max=high)
+    moved = posterior.with_prior(posterior.prior.with_precisions(precisions))
+    if not noise_is_free(posterior):
+        return moved
+    least, most = posterior.noise_bounds()
+    return with_noise(moved, values[n:].exp().clamp(min=least, max=most))

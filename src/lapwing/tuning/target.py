@@ -1,0 +1,193 @@
+"""The evidence as a function of log precisions u_g and the log scale w of the curvature, with both derivatives.
+
+Around a point θ₀ the evidence of the linear model is
+
+    E(u, w) = ℓ₀(w) − ½ Σ δ t² + ½ bᵀ P⁻¹ b − ½ log det(P P₀⁻¹),   t = θ₀ − m₀,  b = c g − δ t,  P = c H + diag δ,
+
+with δ = e^u and c = e^w, and θ_* = θ₀ + P⁻¹ b its mode. Where θ₀ is held (the trained weights, or a mode
+found with data) the third term is missing. With γ the effective dimensions, the envelope theorem gives
+
+    ∂E/∂u_g = ½ (γ_g − δ_g ‖θ_* − m₀‖²_g),   ∂E/∂w = ½ κ n − ½ c SSE(θ_*) − ½ Σ γ_g.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from math import pi
+
+import torch
+
+from lapwing._types import Float, Int, Scalar, Tensor
+from lapwing.curvature import Exact, FitStatistics, Sampled
+from lapwing.likelihoods import Gaussian
+from lapwing.operators import DenseCurvature
+from lapwing.posterior import Posterior
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """ℓ₀ as a function of w: −c SSE/2 + (κ n/2) w + constant; without noise to tune the first two are zero."""
+
+    half_sse: Scalar
+    half_count: Scalar
+    constant: Scalar
+
+    @classmethod
+    def of(cls, posterior: Posterior, statistics: FitStatistics) -> Fit:
+        kappa = posterior.likelihood_scale.detach()
+        if isinstance(posterior.likelihood, Gaussian):
+            # κ ℓ(c) = −c SSE/2 + (κ n/2) log(c / 2πκ), because c = κ/σ²
+            sse, count = statistics.likelihood.chunk(2)
+            half_count = kappa * count[0] / 2
+            return cls(sse[0] / 2, half_count, -half_count * (2 * pi * kappa).log())
+        zero = torch.zeros((), dtype=torch.float64)
+        return cls(zero, zero, kappa * posterior.likelihood.log_lik(statistics.likelihood).detach())
+
+    def value(self, w: Tensor) -> Scalar:
+        return self.constant - self.half_sse * w.exp() + self.half_count * w
+
+
+class Target(ABC):
+    """E with its gradient and Hessian in (u_1 … u_G, w)."""
+
+    @abstractmethod
+    def value(self, u: Float[Tensor, " g"], w: Scalar) -> Scalar: ...
+
+    @abstractmethod
+    def derivatives(self, u: Float[Tensor, " g"], w: Scalar) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class SpectralTarget(Target):
+    """All terms elementwise, in coordinates that make H and P₀ diagonal together."""
+
+    fit: Fit
+    eigenvalues: Float[Tensor, " r"]  # of H at unit dispersion
+    index: Int[Tensor, " r"]
+    g: Float[Tensor, " r"]  # zero, as t is, when θ₀ is held
+    t: Float[Tensor, " r"]
+    scatter: Float[Tensor, " g"]  # Σ t² per group: there may be fewer coordinates than parameters
+
+    def value(self, u: Float[Tensor, " g"], w: Scalar) -> Scalar:
+        delta, c = u.exp()[self.index], w.exp()
+        occam = (self.eigenvalues * c / delta).log1p().sum()
+        gain = ((c * self.g - delta * self.t) ** 2 / (c * self.eigenvalues + delta)).sum()
+        return self.fit.value(w) - 0.5 * ((u.exp() * self.scatter).sum() + occam - gain)
+
+    def derivatives(self, u: Float[Tensor, " g"], w: Scalar) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
+        delta, c = u.exp()[self.index], w.exp()
+        cl = c * self.eigenvalues
+        P = cl + delta
+        q = cl / P  # γ is its sum; dq/du = −q (1 − q), dq/dw = q (1 − q)
+        x = (c * self.g - delta * self.t) / P  # θ_* − θ₀
+        mode = self.t + x  # dmode/du = −δ mode/P, dmode/dw = dx/dw = s/P
+        s = c * (self.g - self.eigenvalues * x)
+        # δ‖mode‖² over all parameters: those without a coordinate of their own stay where they are.
+        pull = u.exp() * self.scatter + self._sums(delta * (mode**2 - self.t**2), u)
+        gradient_u = 0.5 * (self._sums(q, u) - pull)
+        gradient_w = self.fit.half_count - self.fit.half_sse * c - 0.5 * q.sum() + (s * x + 0.5 * cl * x**2).sum()
+        t = q * (1 - q)
+        uu = -0.5 * (self._sums(t, u) + pull - self._sums(2 * delta**2 * mode**2 / P, u))
+        uw = 0.5 * self._sums(t - 2 * delta * mode * s / P, u)
+        # d/dw of s x + ½ c λ x² at fixed s, x is the same again; through x it is s · s/P.
+        ww = -self.fit.half_sse * c - 0.5 * t.sum() + (s * x + 0.5 * cl * x**2 + s**2 / P).sum()
+        return torch.cat([gradient_u, gradient_w[None]]), _bordered(uu.diag(), uw, ww)
+
+    def _sums(self, v: Float[Tensor, " r"], u: Tensor) -> Float[Tensor, " g"]:
+        return u.new_zeros(len(u)).index_add(0, self.index, v)
+
+
+@dataclass(frozen=True, eq=False)
+class DenseTarget(Target):
+    """The same with P⁻¹ as a matrix, for several precisions on a full curvature."""
+
+    fit: Fit
+    H: Float[Tensor, "p p"]  # at unit dispersion
+    index: Int[Tensor, " p"]
+    g: Float[Tensor, " p"] | None  # None: θ₀ is held
+    t: Float[Tensor, " p"]
+
+    def value(self, u: Float[Tensor, " g"], w: Scalar) -> Scalar:
+        delta, c = u.exp()[self.index], w.exp()
+        L = self._factor(delta, c)
+        occam = 2 * L.diagonal().log().sum() - u[self.index].sum()
+        gain = 0.0
+        if self.g is not None:
+            b = c * self.g - delta * self.t
+            gain = (torch.linalg.solve_triangular(L, b[:, None], upper=False) ** 2).sum()
+        return self.fit.value(w) - 0.5 * ((delta * self.t**2).sum() + occam - gain)
+
+    def derivatives(self, u: Float[Tensor, " g"], w: Scalar) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
+        delta, c = u.exp()[self.index], w.exp()
+        cov = torch.cholesky_inverse(self._factor(delta, c))
+        g = torch.zeros_like(self.t) if self.g is None else self.g
+        x = cov @ (c * g - delta * self.t) if self.g is not None else torch.zeros_like(self.t)
+        mode = self.t + x
+        sizes = self._sums(torch.ones_like(delta), u)
+        gamma = sizes - self._sums(delta * cov.diagonal(), u)
+        pull = self._sums(delta * mode**2, u)
+        cHx = c * (self.H @ x)
+        gradient_w = self.fit.half_count - self.fit.half_sse * c - 0.5 * gamma.sum() + c * g @ x - 0.5 * x @ cHx
+        # dγ_g/du_h = −[g=h] δ tr(Σ)_gg + δ_g δ_h ‖Σ_gh‖², dθ_*/du_h = −δ_h Σ E_h mode, dθ_*/dw = Σ (c g − c H x)
+        squares = self._pairs(delta[:, None] * cov**2 * delta, u)
+        moved = self._pairs((delta * mode)[:, None] * cov * (delta * mode), u) if self.g is not None else 0.0
+        slope = c * g - cHx if self.g is not None else torch.zeros_like(x)
+        back = cov @ slope
+        uu = 0.5 * ((gamma - sizes).diag() + squares - pull.diag() + 2 * moved)
+        uw = 0.5 * (sizes - gamma - squares.sum(1) - 2 * self._sums(delta * mode * back, u))
+        trace = (sizes - gamma).sum() - squares.sum()  # tr Σ D − tr Σ D Σ D = dγ/dw
+        ww = -self.fit.half_sse * c - 0.5 * trace + c * g @ x - 0.5 * x @ cHx + slope @ back
+        return torch.cat([0.5 * (gamma - pull), gradient_w[None]]), _bordered(uu, uw, ww)
+
+    def _factor(self, delta: Tensor, c: Tensor) -> Float[Tensor, "p p"]:
+        return torch.linalg.cholesky(c * self.H + delta.diag())
+
+    def _sums(self, v: Float[Tensor, " p"], u: Tensor) -> Float[Tensor, " g"]:
+        return u.new_zeros(len(u)).index_add(0, self.index, v)
+
+    def _pairs(self, M: Float[Tensor, "p p"], u: Tensor) -> Float[Tensor, "g g"]:
+        """Σ of M over each pair of groups."""
+        rows = M.new_zeros(len(u), len(M)).index_add(0, self.index, M)
+        return M.new_zeros(len(u), len(u)).index_add(1, self.index, rows)
+
+
+def _bordered(uu: Float[Tensor, "g g"], uw: Float[Tensor, " g"], ww: Scalar) -> Float[Tensor, "d d"]:
+    top = torch.cat([uu, uw[:, None]], 1)
+    return torch.cat([top, torch.cat([uw, ww[None]])[None]])
+
+
+MOST_DENSE = 6_000  # parameters up to which a dense P⁻¹ is formed for the derivatives
+MOST_GROUPS = 1_000  # groups up to which their Hessian is formed
+
+
+def target(posterior: Posterior) -> Target | None:
+    """The evidence in closed form, or None: several noise levels, damping that is not a prior, many rows."""
+    prior, part = posterior.prior, posterior.estimate.parts[0]
+    simple = len(posterior.estimate.parts) == 1 and part.adds_prior and isinstance(posterior.fisher, Exact | Sampled)
+    if not simple or prior.P0.n_groups > MOST_GROUPS:
+        return None
+    at = posterior.expansion
+    held = at is None or not at.follows
+    statistics = posterior.estimate.statistics if at is None else at.statistics
+    fit = Fit.of(posterior, statistics)
+    theta = posterior.linearised.theta if at is None else at.theta
+    t, scatter = theta - prior.mean, prior.scatter(theta)
+    if held and prior.P0.isotropic:
+        eigenvalues = part.spectrum()
+        zero = torch.zeros_like(eigenvalues)
+        # At a held point the evidence knows θ by its norm only, so no axes are needed; x = 0 when g and t are.
+        return SpectralTarget(fit, eigenvalues, torch.zeros_like(zero, dtype=torch.long), zero, zero, scatter)
+    return _with_axes(posterior, fit, None if held else statistics.gradients[0], t, scatter)
+
+
+def _with_axes(posterior: Posterior, fit: Fit, g: Tensor | None, t: Tensor, scatter: Tensor) -> Target | None:
+    part, P0 = posterior.estimate.parts[0], posterior.prior.P0
+    axes = part.coordinates(P0)
+    if axes is not None:
+        zero = torch.zeros_like(axes.eigenvalues)
+        g, t = (zero, zero) if g is None else (axes.rotate(g), axes.rotate(t))
+        return SpectralTarget(fit, axes.eigenvalues, axes.index, g, t, scatter)
+    if isinstance(part, DenseCurvature) and part.p <= MOST_DENSE:
+        return DenseTarget(fit, part.to_dense(), P0.index, g, t)
+    return None
