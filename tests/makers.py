@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lapwing.jacobian import DenseBlock, FactorBlock, Jacobian
+from lapwing.jacobian import DenseBlock, FactorBlock, Given, Jacobian
 from lapwing.operators import (
     Arrangement,
     Basis,
@@ -46,7 +46,7 @@ def jacobian(n: int, c: int, g: torch.Generator, positions: int = 1) -> tuple[Ja
     loose = randn(n, c, 4, g=g)
     with_one = torch.cat([a, a.new_ones(n, positions, 1)], -1)[:, :, None]
     arrangement = Arrangement(1, 2, slice(0, 6), slice(6, 8), (1, 2, 3), (0, 1, 2))
-    factors = FactorBlock(arrangement, s[:, :, :, None], lambda: with_one)
+    factors = FactorBlock(arrangement, s[:, :, :, None], Given(with_one))
     blocks = (factors, DenseBlock(slice(8, 12), loose))
     weight = torch.stack(
         [sum(torch.outer(s[i, k, t], a[i, t]) for t in range(positions)).flatten() for i in range(n) for k in range(c)]
@@ -140,7 +140,7 @@ def one_layer(arrangement: Arrangement) -> Rows:
         dense = torch.zeros(n, c, 12, dtype=torch.float64)
         for t in range(n_positions):
             dense[..., place] += s[:, :, t, :, :, None] * a[:, None, t, :, None, :]
-        return Jacobian((FactorBlock(arrangement, s, lambda: a),), n, c, 12, torch.device("cpu")), dense
+        return Jacobian((FactorBlock(arrangement, s, Given(a)),), n, c, 12, torch.device("cpu")), dense
 
     return make
 

@@ -107,6 +107,7 @@ class Linearised:
     ruled: Mapping[str, nn.Module]  # modules whose blocks come from captured factors
     vectorised: bool  # whether torch.func can batch the rows of the other tensors
     sizes: RowSizes  # what one row of J takes in memory
+    layout_of_images: torch.memory_format = torch.preserve_format  # in which they go through the network when traced
 
     @property
     def k(self) -> int:
@@ -143,12 +144,20 @@ class Linearised:
     @contextmanager
     def trace(self, x: ModelInput) -> Iterator[Trace]:
         """One forward pass, kept open for any number of backward passes."""
-        x = self.network.placed(x)
+        placed = self.network.placed(x)
         with borrowed(self.network.model):
             leaves = {name: self.network.tensors[name].detach().requires_grad_() for name in self.layout.names}
-            with recording(self.ruled) as calls:
-                f = self.flat(self.network(x, leaves), x.n)
-            yield Trace(self, x, leaves, calls, f)
+            try:
+                trace = self._traced(with_images_in(placed, self.layout_of_images), leaves)
+            except ModelError:
+                if self.layout_of_images == torch.preserve_format:
+                    raise
+                trace = self._traced(placed, leaves)  # it took the first data so laid out; as they came it may take all
+            yield trace
+
+    def _traced(self, x: ModelInput, leaves: Mapping[str, Tensor]) -> Trace:
+        with recording(self.ruled) as calls:
+            return Trace(self, x, leaves, calls, self.flat(self.network(x, leaves), x.n))
 
     def flat(self, output: Tensor, n: int) -> Float[Tensor, "n k"]:
         if output.numel() != n * self.k:
@@ -211,6 +220,15 @@ class Trace:
         if rows is None:
             rows = looped_rows(self.linearised, self.x, rest, cotangents)
         return {name: r.reshape(*r.shape[:2], -1) for name, r in rows.items()}
+
+
+def with_images_in(x: ModelInput, layout: torch.memory_format) -> ModelInput:
+    """The same values; tensors (n, channels, height, width) laid out in memory as told."""
+    return x.mapped(lambda v: v.to(memory_format=layout) if _is_images(x, v) else v, x.n)
+
+
+def _is_images(x: ModelInput, value: Any) -> bool:
+    return x.batched(value) and value.ndim == 4 and value.is_floating_point()
 
 
 def looped_rows(

@@ -8,6 +8,7 @@ each datum alone; a tensor for which it does not is handed to plain reverse mode
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,10 +17,10 @@ from torch import nn
 
 from lapwing._types import Float, Tensor
 from lapwing.data import ModelInput
-from lapwing.errors import InputError, ModelError
+from lapwing.errors import InputError, LapwingError, ModelError
 from lapwing.jacobian import Block, RowSizes
 from lapwing.layers import Calls, RewrittenRule, captured_blocks, rule_for, ruled_modules
-from lapwing.linearise import Linearised, Network, check_outputs, pull_back, vectorised_rows
+from lapwing.linearise import Linearised, Network, check_outputs, pull_back, vectorised_rows, with_images_in
 from lapwing.params import ParamLayout, of_module
 from lapwing.sandbox import borrowed
 
@@ -40,12 +41,13 @@ def linearise(model: nn.Module, choose: LayoutChoice, x: ModelInput) -> Linearis
     with borrowed(model):
         shifted, directions = _shifted(plain)
         truth = _true_projections(shifted, few, directions)
-        blocks = _agreeing_blocks(shifted, few, truth)
+        shifted, blocks = _agreeing_blocks(shifted, few, truth)
         with_rules = replace(shifted, ruled={path: model.get_submodule(path) for path in blocks})
         vectorised = bool(with_rules.rest.names) and _vectorised_agrees(with_rules, few, truth)
     sizes = RowSizes.of([block for some in blocks.values() for block in some], layout.p)
     sizes = replace(sizes, factored=sizes.factored + with_rules.rest.p)
-    return replace(plain, ruled=with_rules.ruled, vectorised=vectorised, sizes=sizes)
+    images = with_rules.layout_of_images
+    return replace(plain, ruled=with_rules.ruled, vectorised=vectorised, sizes=sizes, layout_of_images=images)
 
 
 def last_layer(model: nn.Module, x: ModelInput) -> ParamLayout:
@@ -149,9 +151,27 @@ def _true_projections(linearised: Linearised, few: ModelInput, directions: dict[
     )
 
 
-def _agreeing_blocks(linearised: Linearised, few: ModelInput, truth: Projections) -> dict[str, list[Block]]:
-    """By module path, the captured blocks that reproduce the true rows of every datum."""
-    return _agreeing(linearised, few, truth, _faithful(linearised, few))
+def _agreeing_blocks(
+    linearised: Linearised, few: ModelInput, truth: Projections
+) -> tuple[Linearised, dict[str, list[Block]]]:
+    """By module path, the captured blocks that reproduce the true rows of every datum; and how images are laid out.
+
+    With channels last in memory, convolutions and their blocks are faster, but not every model can be run so: one that
+    calls `.view` on a feature map cannot. So both are tried, and it is taken if it loses no block.
+    """
+    candidates = _faithful(linearised, few)
+    channels_last: dict[str, list[Block]] = {}
+    if any(isinstance(module, nn.Conv2d) for module in candidates.values()):
+        other = replace(linearised, layout_of_images=torch.channels_last)
+        with suppress(RuntimeError, LapwingError):
+            linearised.network(with_images_in(few, torch.channels_last), {})  # refuses what a trace would work around
+            channels_last = _agreeing(other, few, truth, candidates)
+        if channels_last.keys() == candidates.keys():
+            return other, channels_last
+    blocks = _agreeing(linearised, few, truth, candidates)
+    if channels_last and channels_last.keys() >= blocks.keys():
+        return other, channels_last
+    return linearised, blocks
 
 
 def _agreeing(

@@ -112,12 +112,17 @@ class _FactorSum:
     def add(self, block: Block, rows: Jacobian, *, inputs_too: bool) -> None:
         assert isinstance(block, FactorBlock)
         reduce = self.structure.sharing == "reduce"
-        if inputs_too and block.g.shape[2]:
-            a = block.a.mean(1, keepdim=True) if reduce else block.a
-            self.A.add(a.flatten(0, 1))
-            self.count += a.shape[0] * a.shape[1]
-        g = block.g.sum(2, keepdim=True) if reduce else block.g
-        self.B.add(g.flatten(0, 2))
+        n, _, r = block.g.shape[:3]
+        if inputs_too and r:
+            if reduce:
+                self.A.add(block.inputs.tensor().mean(1))
+            else:
+                block.inputs.add_gram_(self.A)
+            self.count += n if reduce else n * r
+        if reduce:
+            self.B.add(block.g.sum(2).flatten(0, 1))
+        else:
+            block.add_output_gram_(self.B)
 
     def result(self) -> list[tuple[slice, Curvature]]:
         arrangement = self.arrangement

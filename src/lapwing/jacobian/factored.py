@@ -6,7 +6,7 @@ column of W whose input is 1. Factors keep the model's dtype; sums over them com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -16,24 +16,22 @@ import torch
 from lapwing._types import Float, Int, Tensor
 from lapwing.jacobian.block import Block, padded, summed
 from lapwing.jacobian.dense import DenseBlock
+from lapwing.jacobian.inputs import Given, Inputs
+from lapwing.linalg import GramSum
 from lapwing.operators import Arrangement, GroupedDiagonal
 
 
 @dataclass(frozen=True, eq=False)
 class FactorBlock(Block):
-    """A layer's columns as factors: inputs a (n, r, q, i) and output gradients g (n, c, r, q, o) of q parallel maps.
-
-    The inputs are computed when first needed: a convolution's patches are much larger than its input, and
-    accumulating the output factor alone never looks at them.
-    """
+    """A layer's columns as factors: inputs a (n, r, q, i) and output gradients g (n, c, r, q, o) of q parallel maps."""
 
     arrangement: Arrangement
     g: Float[Tensor, "n c r q o"]
-    inputs: Callable[[], Float[Tensor, "n r q i"]]
+    inputs: Inputs
 
     @cached_property
     def a(self) -> Float[Tensor, "n r q i"]:
-        return self.inputs()
+        return self.inputs.tensor()
 
     @property
     def slices(self) -> tuple[slice, ...]:
@@ -59,8 +57,21 @@ class FactorBlock(Block):
         product = g @ self.a.permute(0, 2, 1, 3)
         return product.reshape(n, q, c, o, -1).transpose(1, 2)
 
+    def add_output_gram_(self, total: GramSum) -> None:
+        """total ← total + Σ g gᵀ over data, outputs and positions, in whichever order they are stored."""
+        if self.positions_last:
+            total.add_transposed(self.g[:, :, :, 0].flatten(0, 1).mT)
+        else:
+            g = self.g if self.g.stride(1) >= self.g.stride(2) else self.g.transpose(1, 2)
+            total.add(g.flatten(0, 2))
+
+    @property
+    def positions_last(self) -> bool:
+        """Whether neighbours in memory are positions, not outputs, of the one map there is."""
+        return self.g.shape[3] == 1 and self.g.shape[2] > 1 and self.g.stride(2) == 1 and self.g.stride(4) != 1
+
     def parts(self) -> tuple[Float[Tensor, "n c _"], ...]:
-        exact = replace(self, g=self.g.double(), inputs=self.a.double)
+        exact = replace(self, g=self.g.double(), inputs=Given(self.a.double()))
         return self.arrangement.flat_parts(exact.matrices())
 
     def mv(self, v: Float[Tensor, "s p"]) -> Float[Tensor, "s n c"]:
@@ -103,7 +114,7 @@ class FactorBlock(Block):
             squares = torch.einsum("nqo,nqi->qoi", (self.g[:, :, 0] ** 2).sum(1), self.a[:, 0] ** 2)
         else:
             # One output at a time: positions add up before squaring, so a data × weights array is needed, not more.
-            each = (replace(self, g=self.g[:, [c]], inputs=lambda: self.a) for c in range(self.g.shape[1]))
+            each = (replace(self, g=self.g[:, [c]], inputs=Given(self.a)) for c in range(self.g.shape[1]))
             squares = summed(block.matrices().square_().sum((0, 1)) for block in each)
         return self.arrangement.flat_parts(squares.double())
 
@@ -115,9 +126,8 @@ class FactorBlock(Block):
         if not self.one_position and c * (o * o * i + o * i * i) < r * (i * i + c * o * o):
             turned = U_B.mT @ self.matrices() @ U_A
             return DenseBlock(slice(0, q * o * i), turned.flatten(2))
-        g = torch.einsum("ncrqo,qop->ncrqp", self.g, U_B)
-        a = torch.einsum("nrqi,qij->nrqj", self.a, U_A)
-        return FactorBlock(Arrangement.plain(q, o, i), g, lambda: a)
+        g = torch.einsum("nrcqo,qop->nrcqp", self.g.transpose(1, 2), U_B).transpose(1, 2)
+        return FactorBlock(Arrangement.plain(q, o, i), g, Given(self.inputs.rotated(U_A)))
 
     def within(self, where: slice) -> Block | None:
         weight, bias = (
@@ -128,7 +138,7 @@ class FactorBlock(Block):
             return self if weight or bias else None
         kept = replace(self.arrangement, bias=None) if weight else replace(self.arrangement, weight=None)
         columns = slice(None, -1) if weight else slice(-1, None)
-        return replace(self, arrangement=kept, inputs=lambda: self.a[..., columns])
+        return replace(self, arrangement=kept, inputs=Given(self.a[..., columns]))
 
     def shifted(self, offset: int) -> FactorBlock:
         return replace(self, arrangement=self.arrangement.shifted(offset))
@@ -137,17 +147,18 @@ class FactorBlock(Block):
         blocks = [self, *(other for other in others if isinstance(other, FactorBlock))]
         r = max(block.g.shape[2] for block in blocks)  # shorter sequences get positions that contribute nothing
         g = torch.cat([padded(block.g, r, 2) for block in blocks])
-        return replace(self, g=g, inputs=lambda: torch.cat([padded(block.a, r, 1) for block in blocks]))
+        return replace(self, g=g, inputs=Given(torch.cat([padded(block.a, r, 1) for block in blocks])))
 
     def single_rows(self) -> FactorBlock:
         c = self.g.shape[1]
-        return replace(self, g=self.g.flatten(0, 1)[:, None], inputs=lambda: self.a.repeat_interleave(c, 0))
+        return replace(self, g=self.g.flatten(0, 1)[:, None], inputs=Given(self.a.repeat_interleave(c, 0)))
 
     def outputs_at(self, rows: Int[Tensor, " k"]) -> FactorBlock:
-        return replace(self, g=self.g[:, rows], inputs=lambda: self.a)
+        return replace(self, g=self.g[:, rows], inputs=Given(self.a))
 
     def data_at(self, data: slice) -> FactorBlock:
-        return replace(self, g=self.g[data], inputs=lambda: self.a[data])
+        formed = "a" in vars(self)  # then not again
+        return replace(self, g=self.g[data], inputs=Given(self.a[data]) if formed else self.inputs.at(data))
 
     @property
     def _single(self) -> bool:

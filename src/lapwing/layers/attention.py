@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lapwing.errors import ModelError
 from lapwing.jacobian import Block, DenseBlock, FactorBlock, padded
-from lapwing.layers.base import Calls, RewrittenRule, empty_block, factor_block, joined
+from lapwing.layers.base import Calls, Formed, RewrittenRule, empty_block, factor_block, joined
 from lapwing.operators import Arrangement
 
 _PACKED = "qkv"
@@ -85,7 +85,7 @@ def _map(calls: Calls, arrangement: Arrangement, inputs: list[Tensor], gradients
     if not inputs:  # not called for these data: no positions, no effect
         return empty_block(arrangement, next(calls.module.parameters(recurse=False)), n, len(gradients))
     columns = [joined([_positions(g, n) for g in column]) for column in gradients]
-    return factor_block(arrangement, lambda: [_positions(x, n) for x in inputs], columns)
+    return factor_block(arrangement, Formed(arrangement, lambda: [_positions(x, n) for x in inputs]), columns)
 
 
 def _summed(calls: Calls, gradients: Gradients, n: int, e: int) -> Tensor:

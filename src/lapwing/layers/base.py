@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lapwing.jacobian import Block, DenseBlock, FactorBlock
+from lapwing.jacobian import Block, DenseBlock, FactorBlock, Given, Inputs
 from lapwing.operators import Arrangement
 
 
@@ -108,7 +109,11 @@ class FactorRule(Rule):
         if not calls.outputs:  # not called for these data: no positions, no effect
             return [empty_block(arrangement, next(module.parameters(recurse=False)), n, len(gradients))]
         columns = [joined([self.gradients(module, g, n) for g in column]) for column in gradients]
-        return [factor_block(arrangement, lambda: [self.inputs(module, x, n) for x in calls.inputs], columns)]
+        return [factor_block(arrangement, self.captured(module, tuple(calls.inputs), n, arrangement), columns)]
+
+    def captured(self, module: nn.Module, calls: tuple[Tensor, ...], n: int, arrangement: Arrangement) -> Inputs:
+        """The inputs of all calls; a rule whose `inputs` take much memory may have a better way to keep them."""
+        return Formed(arrangement, lambda: [self.inputs(module, x, n) for x in calls])
 
 
 class DirectRule(Rule):
@@ -145,25 +150,57 @@ class DirectRule(Rule):
         return blocks
 
 
-def factor_block(
-    arrangement: Arrangement, inputs: Callable[[], list[Tensor]], columns: Sequence[Tensor]
-) -> FactorBlock:
-    """Inputs (n, r, q, i) per call, without the bias column, and gradients (n, r, q, o) of all calls per output."""
+@dataclass(frozen=True, eq=False)
+class Formed(Inputs):
+    """Inputs (n, r, q, i) per call, without the bias column, formed when first needed."""
 
-    def with_bias() -> Tensor:
-        a = joined(inputs())
-        if arrangement.weight is None:
-            a = a[..., :0]
-        return a if arrangement.bias is None else torch.cat([a, a.new_ones(*a.shape[:-1], 1)], dim=-1)
+    arrangement: Arrangement
+    form: Callable[[], list[Tensor]]
 
-    g = columns[0][:, None] if len(columns) == 1 else torch.stack(list(columns), dim=1)
-    return FactorBlock(arrangement, g, with_bias)
+    def tensor(self) -> Tensor:
+        return with_bias(self.arrangement, self._joined)
+
+    def at(self, data: slice) -> Formed:
+        return Formed(self.arrangement, lambda: [self._joined[data]])
+
+    @cached_property
+    def _joined(self) -> Tensor:
+        return joined(self.form())
+
+
+def with_bias(arrangement: Arrangement, a: Tensor) -> Tensor:
+    """Inputs (…, i) as the arrangement has them: ones for the bias, no others if only the bias is inferred."""
+    if arrangement.weight is None:
+        a = a[..., :0]
+    return a if arrangement.bias is None else torch.cat([a, a.new_ones(*a.shape[:-1], 1)], dim=-1)
+
+
+def factor_block(arrangement: Arrangement, inputs: Inputs, columns: Sequence[Tensor]) -> FactorBlock:
+    """Inputs and, per output, the gradients (n, r, q, o) of all calls."""
+    return FactorBlock(arrangement, _stacked(columns), inputs)
+
+
+def _stacked(columns: Sequence[Tensor]) -> Tensor:
+    """(n, c, r, q, o), laid out so that Σ_t g_t a_tᵀ is a product of matrices as they stand.
+
+    That is (n, r, c, q, o) in memory; or (n, c, q, o, r) if the columns have their positions last, as images do.
+    """
+    if len(columns) == 1:
+        return columns[0][:, None]
+    if positions_last(columns[0]):
+        return torch.stack([column.permute(0, 2, 3, 1) for column in columns], dim=1).permute(0, 1, 4, 2, 3)
+    return torch.stack(list(columns), dim=2).transpose(1, 2)
+
+
+def positions_last(g: Tensor) -> bool:
+    """Whether neighbours in memory of (…, r, q, o) are positions, not outputs."""
+    return g.shape[-3] > 1 and g.stride(-3) == 1 and g.stride(-1) != 1
 
 
 def empty_block(arrangement: Arrangement, like: Tensor, n: int, c: int) -> FactorBlock:
     """The block of a layer that some data never reach."""
     a = like.new_zeros(n, 0, arrangement.q, arrangement.i)
-    return FactorBlock(arrangement, like.new_zeros(n, c, 0, arrangement.q, arrangement.o), lambda: a)
+    return FactorBlock(arrangement, like.new_zeros(n, c, 0, arrangement.q, arrangement.o), Given(a))
 
 
 def joined(calls: list[Tensor]) -> Tensor:

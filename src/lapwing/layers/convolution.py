@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lapwing.jacobian import Inputs
 from lapwing.layers.base import FactorRule
+from lapwing.layers.patches import Patches, Window
 from lapwing.operators import Arrangement
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -16,6 +19,9 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 class _Divided(FactorRule):
+    def captured(self, module: nn.Module, calls: tuple[Tensor, ...], n: int, arrangement: Arrangement) -> Inputs:
+        return Patches(arrangement, calls, n, partial(self.inputs, module), window=None)
+
     def divides(self, module: nn.Module, x: Tensor, n: int) -> bool:
         assert isinstance(module, _CONVOLUTIONS + _TRANSPOSED)
         return x.ndim == len(module.kernel_size) + 2 and x.shape[0] % n == 0  # not a single datum without batch axis
@@ -41,6 +47,14 @@ class ConvolutionRule(_Divided):
             x = F.pad(x, module._reversed_padding_repeated_twice, mode=module.padding_mode)
         patches = _patches(x, module.kernel_size, module.stride, module.dilation, module.groups)
         return patches.reshape(n, -1, *patches.shape[2:])
+
+    def captured(self, module: nn.Module, calls: tuple[Tensor, ...], n: int, arrangement: Arrangement) -> Inputs:
+        if not isinstance(module, nn.Conv2d) or module.groups > 1 or module.padding_mode != "zeros":
+            return super().captured(module, calls, n, arrangement)
+        left, right, above, below = _zero_padding(module)
+        kernel, stride, dilation = module.kernel_size, module.stride, module.dilation
+        window = Window(kernel, stride, dilation, (above, below, left, right))  # type: ignore[arg-type]
+        return Patches(arrangement, calls, n, partial(self.inputs, module), window)
 
     def gradients(self, module: nn.Module, g: Tensor, n: int) -> Tensor:
         assert isinstance(module, _CONVOLUTIONS)
@@ -103,8 +117,9 @@ def _patches(x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: 
 
 
 def _by_position(g: Tensor, groups: int, n: int) -> Tensor:
-    """(n, channels, …) → (n, r, q, channels/q)."""
-    return g.flatten(2).transpose(1, 2).reshape(n, -1, groups, g.shape[1] // groups)
+    """(n, channels, …) → (n, r, q, channels/q): a view, unless a datum has several images."""
+    g = g.flatten(2).mT.unflatten(-1, (groups, -1))
+    return g if len(g) == n else g.reshape(n, -1, *g.shape[2:])
 
 
 def _spread(x: Tensor, axis: int, stride: int) -> Tensor:

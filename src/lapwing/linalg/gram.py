@@ -24,6 +24,15 @@ class GramSum:
         if self.n_pending >= _ENOUGH_ROWS:
             self._fold()
 
+    def add_product(self, product: Float[Tensor, "q d d"]) -> None:
+        """Σ x xᵀ of some rows, multiplied out elsewhere."""
+        self.H.add_(product)
+
+    def add_transposed(self, x: Float[Tensor, "m d r"]) -> None:
+        """Σ_m x xᵀ for one map, the rows x being columns here: they need not be copied to be multiplied."""
+        x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        self.H[0].add_(x.new_zeros(x.shape[1], x.shape[1]).addbmm_(x, x.mT))
+
     def result(self) -> Float[Tensor, "q d d"]:
         self._fold()
         for H in self.H:
