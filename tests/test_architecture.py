@@ -34,7 +34,7 @@ ORDER = [
     {"registry"},
     {"posterior"},
     {"tuning", "hessian"},
-    {"fit", "tune"},
+    {"fit"},
     {"metrics"},
     {"bench"},
     {"report"},

@@ -100,10 +100,14 @@ def test_targets_and_inputs_are_scaled_by_the_training_rows() -> None:
     assert len(parts.outside) == len(parts.test)
 
 
-def test_halved_images_are_means_of_four() -> None:
-    whole, half = sources.digits(NO_DATA, 0, TOY), sources.halved(sources.digits)(NO_DATA, 0, TOY)
-    assert half.train.x.shape == (60, 1, 4, 4)
-    torch.testing.assert_close(half.test.x[0, 0, 0, 0], whole.test.x[0, 0, :2, :2].mean())
+def test_small_images_lose_their_border_and_half_their_side(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).integers(0, 256, (80, 28, 28), dtype=np.uint8), np.arange(80, dtype=np.uint8) % 10
+    for name in ("mnist", "fashion_mnist"):
+        np.savez(tmp_path / f"{name}.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    whole = sources.grey_images("mnist", "fashion_mnist", DataFolder(tmp_path), 0, TOY)
+    small = sources.small_grey_images("mnist", "fashion_mnist", DataFolder(tmp_path), 0, TOY)
+    assert small.train.x.shape == (60, 1, 12, 12) and len(small.validation) == 15
+    torch.testing.assert_close(small.test.x[0, 0, 0, 0], whole.test.x[0, 0, 2:4, 2:4].mean())
 
 
 # --- networks, training, store ---------------------------------------------------------------------------
@@ -210,6 +214,15 @@ def few_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "TASKS", tuple(t for t in tasks.TASKS if t.name in FEW))
 
 
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BatteryRecord]:
+    """A folder in which a few tasks have been run, and their record."""
+    folder = tmp_path_factory.mktemp("reproduce")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tasks, "TASKS", tuple(t for t in tasks.TASKS if t.name in FEW))
+        return folder, battery.run(study(folder / "battery"))
+
+
 def test_the_battery_has_what_was_promised() -> None:
     assert len(tasks.TASKS) >= 12
     assert len({t.name for t in tasks.TASKS}) == len(tasks.TASKS)
@@ -218,26 +231,31 @@ def test_the_battery_has_what_was_promised() -> None:
     assert len(tasks.listed(NO_DATA)) == 6
 
 
-def test_a_run_is_plain_json_and_is_not_run_twice(
-    few_tasks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record = battery.run(study(tmp_path))
+def test_a_run_is_plain_json(done: tuple[Path, BatteryRecord]) -> None:
+    _, record = done
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert [run["task"] for run in record["runs"]] == list(FEW)
     for run in record["runs"]:
         assert [s["method"] for s in run["scores"]] == list(METHODS)
         assert all(0 <= s["ood_auc"] <= 1 for s in run["scores"])
+
+
+def test_what_is_done_is_not_done_again(
+    few_tasks: None, done: tuple[Path, BatteryRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, record = done
     monkeypatch.setattr(battery.BatteryJob, "run", lambda self: pytest.fail("was run again"))
-    assert battery.run(study(tmp_path)) == record
+    assert battery.run(study(folder / "battery")) == record
 
 
 def test_again_scores_again_with_the_kept_network(
-    few_tasks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    few_tasks: None, done: tuple[Path, BatteryRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = battery.run(study(tmp_path))
+    folder, record = done
+    monkeypatch.setattr(tasks, "TASKS", tasks.TASKS[:1])
     monkeypatch.setattr(battery, "train", lambda *a, **k: pytest.fail("was trained again"))
-    second = battery.run(study(tmp_path, again=True))
-    assert [run["scores"] for run in second["runs"]] == [run["scores"] for run in first["runs"]]
+    second = battery.run(study(folder / "battery", again=True))
+    assert second["runs"][0]["scores"] == record["runs"][0]["scores"]
 
 
 def made_up(gain: float, *, warned: bool = True) -> BatteryRecord:
@@ -280,20 +298,24 @@ def test_the_page_and_the_markdown_name_every_task(tmp_path: Path) -> None:
     text = write_study(page, tmp_path / "report.html").read_text()
     assert text.count("<svg") == 3  # two figures and the bird
     assert "task-11" in text and "lapwing reproduce battery" in text
+    assert battery_report.picture(made_up(0.03), tmp_path / "picture.png").stat().st_size > 5000
     table = markdown(battery_report.nll_table(made_up(0.03))).splitlines()
     assert table[1].startswith("| --- | --- | --- | ---: |")
     assert "**0.870 ± 0.000**" in table[2] and "worse, warned" in table[2]
 
 
-def test_the_command_prints_and_writes(few_tasks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_and_writes(
+    few_tasks: None, done: tuple[Path, BatteryRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from lapwing.bench.reproduce import effort
 
     monkeypatch.setattr(effort, "QUICK", TOY)
-    arguments = ["reproduce", "battery", "--quick", "--out", str(tmp_path)]
+    out, _ = done
+    arguments = ["reproduce", "battery", "--quick", "--out", str(out)]
     result = CliRunner().invoke(cli.app, arguments, env={"COLUMNS": "160"})
     assert result.exit_code == 0, result.output
     assert "diabetes-bn" in result.output
-    folder = tmp_path / "battery"
+    folder = out / "battery"
     assert "diabetes-bn" in (folder / "report.html").read_text()
     assert "diabetes-bn" in (folder / "tables.md").read_text()
     machine = CliRunner().invoke(cli.app, [*arguments, "--json"])

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 class TableName(str, Enum):
     battery = "battery"
+    antoran2022 = "antoran2022"
+    batchnorm_1d = "batchnorm-1d"
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,14 @@ class Asked:
 
 
 def reproduced(asked: Asked) -> tuple[Any, StudyPage, Path]:
-    """Run what is not done yet, and write record.json, report.html and tables.md under the output folder."""
+    """Run what is not done yet; write record.json, report.html, picture.png and tables.md under the output folder."""
     from lapwing.report.study import markdown, write_study
 
-    record, page = _made(asked)
-    folder = asked.out / asked.table.value
+    run, report = _study_and_report(asked.table)
+    record = run(study(asked))
+    page, folder = report.page(record, asked.command), asked.out / asked.table.value
     path = write_study(page, folder / "report.html")
+    report.picture(record, folder / "picture.png")
     text = json.dumps(record, allow_nan=False) + "\n"
     (folder / "record.json").write_text(text, encoding="utf-8")
     tables = "\n\n".join(f"{table.title}\n\n{markdown(table)}" for table in page.tables)
@@ -58,12 +62,18 @@ def reproduced(asked: Asked) -> tuple[Any, StudyPage, Path]:
     return record, page, path
 
 
-def _made(asked: Asked) -> tuple[Any, StudyPage]:
-    from lapwing.bench.reproduce import battery
+def _study_and_report(table: TableName) -> tuple[Any, Any]:
+    """The function that runs a study, and the module that makes its page."""
+    from lapwing.bench.reproduce import antoran, batchnorm, battery
+    from lapwing.report import antoran as antoran_report
+    from lapwing.report import batchnorm as batchnorm_report
     from lapwing.report import battery as battery_report
 
-    record = battery.run(study(asked))
-    return record, battery_report.page(record, asked.command)
+    return {
+        TableName.battery: (battery.run, battery_report),
+        TableName.antoran2022: (antoran.run, antoran_report),
+        TableName.batchnorm_1d: (batchnorm.run, batchnorm_report),
+    }[table]
 
 
 def study(asked: Asked) -> Study:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -11,7 +14,7 @@ from lapwing.bench.reproduce.summary import BOTH, EVIDENCE, MAP, TEMPERATURE, Cl
 from lapwing.report.figures import Figure, Key, panel
 from lapwing.report.palette import GLM, GRID, MUTED, OUTSIDE, SAMPLED
 from lapwing.report.palette import MAP as MAP_COLOUR
-from lapwing.report.study import StudyPage
+from lapwing.report.study import StudyPage, write_picture
 from lapwing.report.tables import Cell, Table
 from lapwing.report.template import Headline
 
@@ -123,13 +126,12 @@ def _best_of(task: Line, key: str, sign: float) -> list[Cell]:
 
 
 def nll_figure(tasks: list[Line]) -> Figure:
-    compared = (MAP, EVIDENCE, BOTH)
     return Figure(
         "nll",
         "What each gains on temperature scaling",
         "Right of the line is better than the temperature-scaled network. An arrow leaves the picture.",
-        (_dots("nll", "NLL saved against temperature scaling (nats)", tasks, compared, _gains, (-WIDEST, WIDEST)),),
-        keys=tuple(Key(m, LOOKS[m]) for m in compared),
+        (GAINS.panel("nll", tasks),),
+        keys=tuple(Key(m, LOOKS[m]) for m in GAINS.methods),
         wide="wide",
     )
 
@@ -140,38 +142,59 @@ def auc_figure(tasks: list[Line]) -> Figure:
         "auc",
         "Does it notice inputs from elsewhere?",
         f"OOD-AUC, means over tasks: {means}.",
-        (_dots("auc", "OOD-AUC", tasks, METHODS, lambda t, m: t.mean(m, "ood_auc"), (0.0, 1.0)),),
+        (ALARMS.panel("auc", tasks),),
         keys=tuple(Key(m, LOOKS[m]) for m in METHODS),
         wide="wide",
     )
 
 
-def _gains(task: Line, method: str) -> float:
-    return task.gain(TEMPERATURE, method)
+@dataclass(frozen=True)
+class Dots:
+    """One row per task, one dot per method."""
 
+    axis: str
+    methods: tuple[str, ...]
+    value: Callable[[Line, str], float]
+    limits: tuple[float, float]
 
-def _dots(
-    name: str,
-    axis: str,
-    tasks: list[Line],
-    methods: tuple[str, ...],
-    value: Callable[[Line, str], float],
-    limits: tuple[float, float],
-) -> str:
-    def paint(ax: Axes) -> None:
-        middle = sum(limits) / 2
-        ax.axvline(middle, color=MUTED, linewidth=1.2)
+    def paint(self, ax: Axes, tasks: list[Line]) -> None:
+        low, high = self.limits
+        ax.axvline((low + high) / 2, color=MUTED, linewidth=1.2)
         for row, task in enumerate(tasks):
             ax.axhline(row, color=GRID, linewidth=0.7, zorder=0)
-            for method in methods:
-                _dot(ax, value(task, method), row, COLOURS[method], limits)
-        margin = 0.04 * (limits[1] - limits[0])
-        ax.set(xlim=(limits[0] - margin, limits[1] + margin), xlabel=axis)
+            for method in self.methods:
+                _dot(ax, self.value(task, method), row, COLOURS[method], self.limits)
+        margin = 0.04 * (high - low)
+        ax.set(xlim=(low - margin, high + margin), xlabel=self.axis)
         ax.set_yticks(range(len(tasks)), [t.task for t in tasks])
         ax.set_ylim(len(tasks) - 0.4, -0.6)
         ax.grid(axis="y", visible=False)
 
-    return panel(name, f"{axis}, by task.", paint, shape=(9.0, 1.0 + 0.3 * len(tasks)))
+    def panel(self, name: str, tasks: list[Line]) -> str:
+        shape = (9.0, 1.0 + 0.3 * len(tasks))
+        return panel(name, f"{self.axis}, by task.", lambda ax: self.paint(ax, tasks), shape=shape)
+
+
+GAINS = Dots(
+    "NLL saved against temperature scaling (nats)",
+    (MAP, EVIDENCE, BOTH),
+    lambda task, method: task.gain(TEMPERATURE, method),
+    (-WIDEST, WIDEST),
+)
+ALARMS = Dots("OOD-AUC", METHODS, lambda task, method: task.mean(method, "ood_auc"), (0.0, 1.0))
+
+
+def picture(record: BatteryRecord, path: Path) -> Path:
+    """What each method gains on temperature scaling."""
+    tasks = lines(record)
+    return write_picture([partial(_gains_with_legend, tasks=tasks)], path, shape=(9.0, 1.4 + 0.3 * len(tasks)))
+
+
+def _gains_with_legend(ax: Axes, tasks: list[Line]) -> None:
+    GAINS.paint(ax, tasks)
+    for method in GAINS.methods:
+        ax.plot([], [], "o", color=COLOURS[method], label=method)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, 1.1), ncols=3, frameon=False)
 
 
 def _dot(ax: Axes, x: float, row: int, colour: str, limits: tuple[float, float]) -> None:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure as Canvas
 
 from lapwing.bench.records import Setting
 from lapwing.report.figures import Figure
+from lapwing.report.palette import PAPER, STYLE
 from lapwing.report.tables import Cell, Table
 from lapwing.report.template import Headline, asset, filled
+
+Paint = Callable[[Any], None]
 
 
 @dataclass(frozen=True)
@@ -27,6 +35,17 @@ def write_study(page: StudyPage, path: Path) -> Path:
     """Write the page to `path`, making its folder, and return where it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(filled("study.html.j2", asset("common.js"), study=page), encoding="utf-8")
+    return path
+
+
+def write_picture(axes: Sequence[Paint], path: Path, *, shape: tuple[float, float]) -> Path:
+    """Panels side by side as one picture on paper colour, for a documentation page."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context({**STYLE, "figure.facecolor": PAPER}):
+        canvas = Canvas(figsize=shape, layout="constrained")
+        for ax, paint in zip(canvas.subplots(1, len(axes), squeeze=False)[0], axes, strict=True):
+            paint(ax)
+        canvas.savefig(path, dpi=100, metadata={"Software": None})
     return path
 
 

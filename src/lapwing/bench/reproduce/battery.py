@@ -15,7 +15,7 @@ from lapwing.bench.reproduce import scores
 from lapwing.bench.reproduce.architectures import seeded
 from lapwing.bench.reproduce.parts import Parts, Split
 from lapwing.bench.reproduce.scores import Score
-from lapwing.bench.reproduce.study import Study, done, timed
+from lapwing.bench.reproduce.study import Study, done, timed, told
 from lapwing.bench.reproduce.tasks import Task, listed
 from lapwing.bench.reproduce.training import train
 
@@ -113,7 +113,7 @@ class BatteryJob:
             seconds={key: round(value, 3) for key, value in seconds.items()},
             scores=rows,
             concerns=[str(finding) for finding in alone.diagnose().concerns],
-            notices=sorted({str(w.message) for w in caught}),
+            notices=told(caught),
         )
 
     def _scores(self, model: nn.Module, alone: lw.Posterior, both: lw.Posterior) -> list[Score]:

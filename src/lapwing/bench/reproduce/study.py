@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+from warnings import WarningMessage
 
 from tqdm.auto import tqdm
 
@@ -63,3 +64,8 @@ def _record(study: Study, job: Job) -> Any:
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:
     start = time.perf_counter()
     return work(), time.perf_counter() - start
+
+
+def told(caught: Sequence[WarningMessage]) -> list[str]:
+    """What was warned of, once each; what packages tell their developers is left out."""
+    return sorted({str(w.message) for w in caught if w.category is UserWarning})

@@ -7,7 +7,7 @@ without normalisation and between the two ways of stopping.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -45,7 +45,7 @@ class Task:
         return losses[self.kind]
 
     def trained_with(self, effort: Effort) -> Recipe:
-        return replace(self.recipe, n_epochs=min(self.recipe.n_epochs, effort.n_epochs))
+        return self.recipe.at_most(effort.n_epochs)
 
 
 def listed(folder: DataFolder) -> list[Task]:

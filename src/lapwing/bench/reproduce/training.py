@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ class Recipe:
     weight_decay: float = 1e-4
     batch_size: int = 64
     patience: int | None = None
+
+    def at_most(self, n_epochs: int) -> Recipe:
+        return replace(self, n_epochs=min(self.n_epochs, n_epochs))
 
     @property
     def stops(self) -> str:

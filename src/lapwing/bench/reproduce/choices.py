@@ -1,0 +1,25 @@
+"""The two choices that studies of the evidence compare: where it is evaluated, and how many precisions there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+import lapwing as lw
+
+MODES = {"linear mode": "linear", "trained weights": "network"}
+
+
+def tuned(posterior: lw.Posterior, model: nn.Module, data: Any, evidence: str, groups: str) -> lw.Posterior:
+    """The posterior tuned by the evidence, evaluated at the linear mode or at the trained weights."""
+    if groups == "normalised":
+        posterior = posterior.with_prior(lw.prior(model, groups=groups, data=data))
+        return lw.tune(posterior, data, mode=MODES[evidence])
+    return lw.tune(posterior, data, mode=MODES[evidence], groups=groups)
+
+
+def typical_precision(posterior: lw.Posterior) -> float:
+    """Geometric mean of the prior precisions over weights."""
+    prior = posterior.prior
+    return float(prior.precisions.detach().log()[prior.index].mean().exp())
