@@ -34,7 +34,7 @@ ORDER = [
     {"registry"},
     {"posterior"},
     {"tuning", "hessian"},
-    {"fit"},
+    {"fit", "tune"},
     {"metrics"},
     {"bench"},
     {"report"},

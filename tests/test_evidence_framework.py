@@ -397,9 +397,11 @@ def test_validation_of_labels_scores_what_a_user_would_measure():
     """Scale and temperature together: no pair on a grid of the oracle's does better."""
     case = HeldOut.of("bernoulli")
     tuned = validated(lw.fit(case.model, case.train, "binary", prior=1.0, structure="full"), case)
-    best = max(step.score for step in tuned.history)
+    taken = tuned.history[-1]
     measured = tuned.predict(case.validation[0]).log_prob(case.validation[1]).mean()
-    assert float(measured) == pytest.approx(best, abs=1e-6)
+    assert "taken" in taken.note and float(measured) == pytest.approx(taken.score, abs=1e-6)
+    best = max(step.score for step in tuned.history)
+    assert (best - taken.score) * len(case.validation[1]) < 4  # nats: a weak prior may overrule a lucky candidate
     for precision in GRID[:-1:2].tolist():
         for T in (0.5, 1.0, 2.0, 4.0):
             m, v = case.gaussian(precision)
@@ -420,9 +422,13 @@ def test_validation_with_known_noise_is_brute_force():
     case = HeldOut.of("gaussian")
     tuned = validated(lw.fit(case.model, case.train, lw.Gaussian(noise_std=0.07), prior=1.0, structure="full"), case)
     scores = [case.nll(float(precision), 0.07) for precision in GRID]
-    assert [-step.score for step in tuned.history] == pytest.approx(scores, rel=1e-6)
-    assert [step.scale for step in tuned.history] == pytest.approx(GRID.tolist())
-    assert float(tuned.prior.precisions) == pytest.approx(float(GRID[int(np.argmin(scores))]))
+    tried = tuned.history[:-1]
+    assert [step.scale for step in tried] == pytest.approx(GRID.tolist())
+    at_network = [step for step in tried if "network mean" in step.note]
+    assert [-s.score for s in at_network] == pytest.approx(
+        [x for x, s in zip(scores, tried, strict=True) if s in at_network]
+    )
+    assert all(-step.score <= score + 1e-9 for step, score in zip(tried, scores, strict=True))
     assert float(tuned.likelihood.resolved()) == 0.07
 
 
@@ -433,7 +439,9 @@ def test_validation_chooses_the_noise_in_closed_form(kappa: float):
     fitted = lw.fit(case.model, case.train, "regression", prior=1.0, likelihood_scale=kappa, structure="full")
     tuned = validated(fitted, case)
     tau0 = float(fitted.likelihood.resolved()) ** 2 / kappa
-    for step in tuned.history[::4]:
+    for step in tuned.history[:-1:4]:
+        if "network mean" not in step.note:
+            continue
 
         def nll(log_std: float, tau: float = step.scale * tau0) -> float:
             std = float(np.exp(log_std))
@@ -445,10 +453,10 @@ def test_validation_chooses_the_noise_in_closed_form(kappa: float):
         assert -step.score == pytest.approx(best.fun, abs=1e-6)
         assert step.noise_std[0] == pytest.approx(float(np.exp(best.x)), rel=1e-5)
         assert step.precisions[0] == pytest.approx(step.scale * tau0 * kappa / step.noise_std[0] ** 2, rel=1e-9)
-    best_step = max(tuned.history, key=lambda step: step.score)
-    assert float(tuned.prior.precisions) == pytest.approx(best_step.precisions[0])
+    taken = tuned.history[-1]
+    assert float(tuned.prior.precisions) == pytest.approx(taken.precisions[0])
     held_out = tuned.predict(case.validation[0]).log_prob(case.validation[1]).mean()
-    assert float(held_out) == pytest.approx(best_step.score, abs=1e-6)  # the score is what a user would measure
+    assert float(held_out) == pytest.approx(taken.score, abs=1e-6)  # the score is what a user would measure
 
 
 def sigmoid_nll(m: Tensor, v: Tensor, y: Tensor) -> float:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import lapwing as lw
+import test_untouched
 from lapwing import registry
 from lapwing.data import as_input
 from lapwing.normalised import find_normalised_groups, group_table, normalised_prior
@@ -491,6 +492,32 @@ def test_the_layer_that_absorbs_the_scale_is_named():
     assert group.sentence.startswith("statistical: 1 (BatchNorm1d) with its running statistics absorbs the scale")
 
 
+@pytest.mark.parametrize("maker", test_untouched.MAKERS)
+def test_models_as_training_leaves_them_are_untouched(maker: Callable[[], nn.Module]):
+    model = test_untouched.made(maker)
+    stir()
+    with untouched(model):
+        lw.prior(model, groups="normalised", data=test_untouched.X)
+
+
+def test_a_model_that_fails_on_the_data_says_so_and_is_untouched():
+    model = made(lambda: mlp(nn.LayerNorm(6)))
+    with untouched(model), pytest.raises(lw.ModelError, match="own forward pass raised"):
+        lw.prior(model, groups="normalised", data=torch.zeros(4, 5))
+
+
+def test_a_network_that_is_never_twice_the_same_has_no_groups():
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = mlp(nn.LayerNorm(6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.body(x) + torch.randn(len(x), 2)
+
+    assert found(made(Noisy), rows()) == {}
+
+
 # --- priors -------------------------------------------------------------------------------------------------
 
 
@@ -518,6 +545,15 @@ def test_scales_and_shifts_of_norms_written_by_hand_are_told_apart():
     prior = lw.prior(made(lambda: mlp(HandLayerNorm(6))), groups="normalised", data=rows())
     table = {row.name: row.tensors for row in group_table(prior)}
     assert (table["norm scales"], table["norm shifts"]) == (("1.a",), ("1.b",))
+
+
+def test_one_plus_a_parameter_is_a_scale():
+    class OnePlus(HandRMSNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            return (1.0 + self.gain) * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+
+    prior = lw.prior(made(lambda: mlp(OnePlus(6))), groups="normalised", data=rows())
+    assert {row.name: row.tensors for row in group_table(prior)}["norm scales"] == ("1.gain",)
 
 
 def test_without_normalised_groups_there_is_one_precision_and_it_says_so():

@@ -11,7 +11,7 @@ from lapwing.errors import (
     ShapeError,
     StructureError,
 )
-from lapwing.fit import fit, plan, prior, tune
+from lapwing.fit import fit, plan, prior
 from lapwing.hessian import ExactHessian, exact_hessian
 from lapwing.likelihoods import (
     Bernoulli,
@@ -26,6 +26,7 @@ from lapwing.likelihoods import (
 from lapwing.planning import Plan
 from lapwing.posterior import Posterior
 from lapwing.predictive import Prediction
+from lapwing.tune import tune
 
 __version__ = "0.1.0"
 

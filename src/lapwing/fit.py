@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import warnings
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from lapwing import curvature, priors, registry, tuning
+from lapwing import curvature, registry
 from lapwing.data import Batches, ModelInput, as_batches
-from lapwing.errors import InputError, InputTypeError, located
+from lapwing.errors import InputError, located
 from lapwing.likelihoods import Gaussian, Likelihood, Sites
-from lapwing.linear_model import design
 from lapwing.linearise import Linearised
 from lapwing.observations import dropped_by_loader, encode_batch, observed
 from lapwing.params import ParamLayout
@@ -147,42 +144,6 @@ def plan(
 
 
 @plain_tensors()
-def tune(
-    posterior: Posterior,
-    data: Any = None,
-    *,
-    by: str = "evidence",
-    groups: str | None = None,
-    noise: bool = True,
-    mode: str = "linear",
-    validation: Any = None,
-    progress: bool | None = None,
-) -> Posterior:
-    """Choose prior precisions, and a Gaussian noise that was left to be estimated; a new posterior.
-
-    `by`: "evidence" (gradients), "fixed_point" (MacKay) or "validation" (a grid on held-out NLL). Given with one of the
-    first two, `validation` lets the evidence find the relative precisions and held-out NLL their common scale and the
-    noise. The curvature is reused, so no pass over the training data is made.
-    """
-    if not isinstance(posterior, Posterior):
-        raise InputTypeError(f"tune: expected a Posterior from lw.fit, got {type(posterior).__name__}.")
-    at_mode = registry.choose("mode", mode, {"network": _at_network, "linear": _at_linear_mode})
-    if groups is not None:
-        posterior = posterior.with_prior(_regrouped(posterior.prior, groups))
-    by_evidence = {"evidence": tuning.maximise_evidence, "fixed_point": tuning.iterate_fixed_point}
-    method = registry.choose("by", by, {**by_evidence, "validation": None})
-    if method is not None:
-        posterior = at_mode(posterior, method, data, noise, progress)
-    if validation is not None:
-        with random_state_kept():
-            held_out = as_batches(validation, "validation")
-            return tuning.search_validation(posterior, held_out, noise=noise, progress=progress)
-    if method is None:
-        raise InputError('tune(by="validation") needs held-out data: validation=(X, Y) or a loader.')
-    return posterior
-
-
-@plain_tensors()
 def prior(
     model: nn.Module, precision: Any = 1.0, groups: str = "one", mean: Any = 0.0, *, data: Any = None
 ) -> GaussianPrior:
@@ -195,24 +156,6 @@ def prior(
     registry.check_module("prior", model)
     with random_state_kept():
         return registry.grouped_prior(_uncompiled(model), precision, groups, mean, data)
-
-
-def _at_network(
-    posterior: Posterior, ascend: tuning.Ascent, data: Any, noise: bool, progress: bool | None
-) -> Posterior:
-    return ascend(replace(posterior, expansion=None), noise=noise)
-
-
-def _at_linear_mode(
-    posterior: Posterior, ascend: tuning.Ascent, data: Any, noise: bool, progress: bool | None
-) -> Posterior:
-    batches = posterior.source if data is None else as_batches(data)
-    if batches is None:
-        return tuning.tune_at_linear_mode(posterior, ascend, None, noise=noise)
-    with random_state_kept():
-        source = partial(observed, batches, posterior.likelihood, posterior.sites, progress=progress)
-        make = partial(design, posterior.linearised, source, n=posterior.n_data, most_floats=posterior.chunk_floats)
-        return tuning.tune_at_linear_mode(posterior, ascend, make, noise=noise)
 
 
 def _uncompiled(model: nn.Module) -> nn.Module:
@@ -259,12 +202,6 @@ def _check_class_axis(likelihood: Likelihood, datum_shape: tuple[int, ...]) -> N
             f"class_axis={likelihood.class_axis} is outside the model's output, which has {n_axes} axes: "
             f"(B, {', '.join(map(str, datum_shape))})."
         )
-
-
-def _regrouped(prior: GaussianPrior, groups: str) -> GaussianPrior:
-    """The same prior with other groups; a new group starts at the geometric mean of its parameters' precisions."""
-    fresh = registry.choose("groups", groups, registry.GROUPS)(prior.layout, 1.0, 0.0).on(prior.index.device)
-    return priors.regrouped(prior, fresh)
 
 
 def _warn_of_dropped(batches: Batches, seen: int) -> None:

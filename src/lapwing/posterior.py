@@ -273,6 +273,10 @@ class Posterior:
             return at.theta
         return at.theta + evidence.linear_shift(self._gradient(at.statistics), self.precision, self.prior, at.theta)
 
+    def data_gradient(self) -> Float[Tensor, " p"]:
+        """κ ∇ log p(D | θ) at the trained weights."""
+        return self._gradient(self.estimate.statistics)
+
     def _gradient(self, statistics: FitStatistics) -> Float[Tensor, " p"]:
         """κ ∇_θ log p(D | θ) of the linear model where the statistics were taken."""
         return (self.likelihood_scale * self.likelihood.part_scales()).to(statistics.gradients) @ statistics.gradients
@@ -383,7 +387,7 @@ class Posterior:
         return Diagnosis(tuple(self._findings()))
 
     def _findings(self) -> Iterator[Finding]:
-        from_data = self._gradient(self.estimate.statistics)
+        from_data = self.data_gradient()
         pull = self.prior.P0.diagonal * (self.linearised.theta - self.prior.mean)
         yield Finding.of_gradient(float((from_data - pull).norm()), float(from_data.norm()), float(pull.norm()))
         spectrum = self.curvature.spectrum()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 
@@ -53,6 +54,7 @@ class Pass:
     sites: Sites
     fisher: Fisher
     rows_at_once: int
+    outputs: Callable[[Trace], Tensor] = attrgetter("outputs")  # where the likelihood is looked at
 
     def pieces(self, data: Iterable[tuple[ModelInput, Tensor]]) -> Generator[tuple[Trace, Tensor, Tensor], None, None]:
         """(trace, f, y) for successive pieces of the batches; each trace is open until the next is asked for."""
@@ -63,7 +65,7 @@ class Pass:
                 whole = n >= batch.n
                 x, y = (batch, targets) if whole else (batch.rows(slice(start, start + n)), targets[start : start + n])
                 with located(f"batch {number}"), self.linearised.trace(x) as trace:
-                    yield trace, self.sites.split(trace.outputs), y
+                    yield trace, self.sites.split(self.outputs(trace)), y
 
     def rows(self, trace: Trace, part: Float[Tensor, "n t c m"]) -> Iterator[Jacobian]:
         """SᵀJ for one part of the curvature, some columns at a time."""
@@ -81,10 +83,11 @@ def estimate(
     structure: Structure,
     fisher: Fisher,
     chunk_floats: int,
+    outputs: Callable[[Trace], Tensor] = attrgetter("outputs"),
 ) -> Estimate:
     """Sum the structure's curvature over (x, encoded y) batches; rows in memory stay within `chunk_floats` numbers."""
     rows_at_once = max(1, chunk_floats // structure.row_floats(linearised.sizes))
-    sweep = Pass(linearised, likelihood, sites, fisher, rows_at_once)
+    sweep = Pass(linearised, likelihood, sites, fisher, rows_at_once, outputs)
     accumulators: list[Accumulator] = []
     statistics = _RunningStatistics(sweep)
     with closing(sweep.pieces(data())) as pieces:

@@ -1,6 +1,7 @@
 """The linearised network as a model of its own: a convex GLM on the features J, with a mode of its own."""
 
 from lapwing.linear_model.design import Design, Piece, StoredDesign, StreamedDesign, design
+from lapwing.linear_model.jvp import choose_jvp
 from lapwing.linear_model.mode import PRECISE, QUICK, Effort, Expansion, Problem, Search, solve_mode
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Search",
     "StoredDesign",
     "StreamedDesign",
+    "choose_jvp",
     "design",
     "solve_mode",
 ]

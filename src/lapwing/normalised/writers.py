@@ -49,8 +49,8 @@ class Graph:
         """Parameter → the kinds of operation it enters."""
         found: dict[str, set[str]] = {}
         for node in _all_nodes(f.grad_fn):
-            if kind(node) not in _SHAPES:
-                for name in map(self._leaf, _inputs(node)):
+            if not _passes_on(node):
+                for name in (self.names.get(id(_origin(n))) for n in _inputs(node)):
                     if name is not None:
                         found.setdefault(name, set()).add(kind(node))
         return found
@@ -113,6 +113,18 @@ def kind(node: Node) -> str:
 
 def _inputs(node: Node) -> list[Node]:
     return [n for n, _ in node.next_functions]
+
+
+def _passes_on(node: Node) -> bool:
+    """Whether an operation only reshapes its one input, or adds a constant to it: 1 + γ is a scale as γ is."""
+    return kind(node) in _SHAPES or (kind(node) in _SUMS and sum(n is not None for n in _inputs(node)) == 1)
+
+
+def _origin(node: Node) -> Tensor | None:
+    """The leaf a node passes on; None when it computes."""
+    while node is not None and _passes_on(node):
+        node = next((n for n in _inputs(node) if n is not None), None)
+    return getattr(node, "variable", None)
 
 
 def _all_nodes(root: Node) -> Iterator[Node]:

@@ -154,21 +154,20 @@ class LowRankPrecision(Precision):
         half = self.P0.diagonal.rsqrt()
         flat = eps.reshape(-1, self.p)
         N = self._root * half
-        eye = torch.eye(len(self.factor), dtype=N.dtype, device=N.device)
-        inner = torch.linalg.solve_triangular(self.factor + eye, N @ flat.T, upper=False)
+        inner = torch.linalg.solve_triangular(self._shifted, N @ flat.T, upper=False)
         inner = torch.linalg.solve_triangular(self.factor.T, inner, upper=True)
         return (half * (flat - inner.T @ N)).reshape(eps.shape)
 
     def inv_quad(self, J: Rows) -> Float[Tensor, "n c c"]:
-        W = self._explained(J).reshape(-1, J.n, J.c)
-        return J.quad(1 / self.P0.diagonal) - torch.einsum("rnc,rnd->ncd", W, W)
+        W = self._rooted(J).reshape(J.n, J.c, self.p)
+        return W @ W.mT
 
     def inv_quad_diagonal(self, J: Rows) -> Float[Tensor, "n c"]:
-        return J.quad_diagonal(1 / self.P0.diagonal) - (self._explained(J) ** 2).sum(0).reshape(J.n, J.c)
+        return (self._rooted(J) ** 2).sum(-1).reshape(J.n, J.c)
 
     def inv_gram(self, J: Rows) -> Float[Tensor, "nc nc"]:
-        W = self._explained(J)
-        return J.cross(J, self.P0.inverse()) - W.T @ W
+        W = self._rooted(J)
+        return W @ W.T
 
     def inv_diagonal(self) -> Float[Tensor, " p"]:
         W = torch.linalg.solve_triangular(self.factor, self._root / self.P0.diagonal, upper=False)
@@ -183,7 +182,14 @@ class LowRankPrecision(Precision):
     def to_dense(self) -> Float[Tensor, "p p"]:
         return self.H.to_dense() + self.P0.diagonal.diag()
 
-    def _explained(self, J: Rows) -> Float[Tensor, "r nc"]:
-        """L⁻¹ N D⁻¹ Jᵀ: what the data explain of J's prior variance."""
-        K = self.H.root.rows.cross(J, self.P0.inverse())
-        return torch.linalg.solve_triangular(self.factor, self._half_scale[:, None] * K, upper=False)
+    @cached_property
+    def _shifted(self) -> Float[Tensor, "r r"]:
+        """I + L."""
+        return self.factor + torch.eye(len(self.factor), dtype=self.factor.dtype, device=self.factor.device)
+
+    def _rooted(self, J: Rows) -> Float[Tensor, "nc p"]:
+        """J R, so that J P⁻¹ Jᵀ is a square: prior variance minus what the data explain would lose all its digits."""
+        half = self.P0.diagonal.rsqrt()
+        flat, N = J.dense().double().reshape(-1, self.p) * half, self._root * half
+        inner = torch.linalg.solve_triangular(self.factor.T, (flat @ N.T), upper=True, left=False)
+        return flat - torch.linalg.solve_triangular(self._shifted, inner, upper=False, left=False) @ N

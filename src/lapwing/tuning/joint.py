@@ -23,6 +23,7 @@ from lapwing.tuning.anderson import Anderson
 from lapwing.tuning.fixed_point import iterate_fixed_point, take_fixed_point_steps
 from lapwing.tuning.step import noise_is_free, noise_of, step, with_noise
 
+_MOST_CURVATURES, _CURVATURE_RTOL = 5, 1e-2
 _PRUNED = 1e-2  # effective dimensions below which a group is switched off
 
 
@@ -47,9 +48,18 @@ class LinearTuning:
 
 
 def tune_at_linear_mode(
-    posterior: Posterior, ascend: Ascent, design: Callable[[], Design] | None, *, noise: bool
+    posterior: Posterior,
+    ascend: Ascent,
+    design: Callable[[], Design] | None,
+    *,
+    noise: bool,
+    recurved: Callable[[Posterior], Posterior] | None = None,
 ) -> Posterior:
-    """Alternate until θ_* and the hyperparameters stand still; in one go where the mode follows them exactly."""
+    """Alternate until θ_* and the hyperparameters stand still; in one go where the mode follows them exactly.
+
+    `recurved` gives the posterior its curvature anew, at the outputs of the linear mode: the Laplace approximation of
+    the linear model itself. Without it the curvature stays the network's, and is computed once.
+    """
     if quadratic_is_exact(posterior):
         start = Expansion(posterior.linearised.theta, posterior.estimate.statistics, follows=True)
         return ascend(replace(posterior, expansion=start), noise=noise)
@@ -59,6 +69,19 @@ def tune_at_linear_mode(
             'lw.tune(posterior, data). mode="network" takes the trained weights instead, and needs none.'
         )
     data = design()
+    current = _alternated(posterior, ascend, data, noise)
+    if recurved is None:
+        return current
+    for _ in range(_MOST_CURVATURES):
+        moved = _alternated(recurved(current), ascend, data, noise)
+        change, current = _change(current, moved), moved
+        if change < _CURVATURE_RTOL:
+            break
+    return current
+
+
+def _alternated(posterior: Posterior, ascend: Ascent, data: Design, noise: bool) -> Posterior:
+    """θ_* and the hyperparameters in turns, on one curvature."""
     plan = LinearTuning.of(data)
     # θ_* moves in any case: MacKay's updates need not stand still in between.
     ascend = take_fixed_point_steps if ascend is iterate_fixed_point else ascend

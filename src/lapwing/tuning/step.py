@@ -19,12 +19,20 @@ class Step:
     precisions: tuple[float, ...]
     noise_std: tuple[float, ...]
     note: str = ""
-    scale: float | None = None  # of all precisions, on a validation grid
+    scale: float | None = None  # of all precisions, where held-out data choose it
+    evidence: float | None = None  # log evidence at that scale
 
 
-def step(score: Tensor | float, posterior: Posterior, note: str = "", scale: float | None = None) -> Step:
+def step(
+    score: Tensor | float,
+    posterior: Posterior,
+    note: str = "",
+    *,
+    scale: float | None = None,
+    evidence: float | None = None,
+) -> Step:
     precisions = tuple(posterior.prior.precisions.detach().tolist())
-    return Step(float(score), precisions, tuple(noise_of(posterior).tolist()), note, scale)
+    return Step(float(score), precisions, tuple(noise_of(posterior).tolist()), note, scale, evidence)
 
 
 def noise_is_free(posterior: Posterior) -> bool:

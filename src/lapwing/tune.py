@@ -1,0 +1,139 @@
+"""The front door to tuning: words in, a posterior with better hyperparameters out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from lapwing import curvature, normalised, priors, registry, tuning
+from lapwing.data import as_batches
+from lapwing.errors import InputError, InputTypeError
+from lapwing.linear_model import choose_jvp, design
+from lapwing.linearise import Trace
+from lapwing.observations import observed
+from lapwing.posterior import Posterior
+from lapwing.sandbox import plain_tensors, random_state_kept
+
+_MOST_STORED = 1 << 26  # entries of a Jacobian of all the data that is kept while tuning: 512 MiB
+_FEW = 16  # inputs on which normalised groups are confirmed
+
+
+@plain_tensors()
+def tune(
+    posterior: Posterior,
+    data: Any = None,
+    *,
+    by: str = "evidence",
+    groups: str | None = None,
+    noise: bool = True,
+    mode: str = "linear",
+    validation: Any = None,
+    curvature_at: str = "network",
+    predictive_mean: str = "network",
+    progress: bool | None = None,
+) -> Posterior:
+    """Choose prior precisions, and a Gaussian noise that was left to be estimated; a new posterior.
+
+    `by`: "evidence" (gradients), "fixed_point" (MacKay) or "validation" (held-out NLL alone). `groups`: one precision
+    for each ("one", "layer", "tensor", "normalised"); None keeps the prior's own, but gives a network with
+    normalisation layers one precision per normalised group if the prior has only one. `mode`: the evidence at the
+    linear model's own mode, for which the training data are visited (those of `fit` unless given), or at the trained
+    weights ("network", classic). `curvature_at="linear_mode"` evaluates the curvature anew at that mode, and
+    `predictive_mean="linear_mode"` predicts around it.
+
+    `validation`, held-out data: the evidence decides the relative precisions; held-out NLL decides their common scale,
+    the noise or the temperature of the classes, the mean and the link.
+    """
+    if not isinstance(posterior, Posterior):
+        raise InputTypeError(f"tune: expected a Posterior from lw.fit, got {type(posterior).__name__}.")
+    choice = _Choice(
+        registry.choose("mode", mode, {"network": False, "linear": True}),
+        registry.choose("curvature_at", curvature_at, {"network": False, "linear_mode": True}),
+        registry.choose("predictive_mean", predictive_mean, {"network": False, "linear_mode": True}),
+    )
+    choice.check()
+    with random_state_kept():
+        posterior = _grouped(posterior, groups, data)
+    by_evidence = {"evidence": tuning.maximise_evidence, "fixed_point": tuning.iterate_fixed_point}
+    method = registry.choose("by", by, {**by_evidence, "validation": None})
+    if method is not None:
+        posterior = choice.tuned(posterior, method, data, noise, progress)
+    if validation is not None:
+        with random_state_kept():
+            held_out = as_batches(validation, "validation")
+            return tuning.search_validation(posterior, held_out, noise=noise, progress=progress)
+    if method is None:
+        raise InputError('tune(by="validation") needs held-out data: validation=(X, Y) or a loader.')
+    return posterior
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Which point the evidence, the curvature and the predictive mean are taken at."""
+
+    linear_mode: bool
+    curvature_at_mode: bool
+    mean_at_mode: bool
+
+    def check(self) -> None:
+        if not self.linear_mode and (self.curvature_at_mode or self.mean_at_mode):
+            raise InputError(
+                'tune(mode="network") never looks for the linear model\'s mode, so neither curvature_at nor '
+                'predictive_mean can be "linear_mode". Use mode="linear".'
+            )
+
+    def tuned(
+        self, posterior: Posterior, ascend: tuning.Ascent, data: Any, noise: bool, progress: bool | None
+    ) -> Posterior:
+        if not self.linear_mode:
+            return ascend(replace(posterior, expansion=None), noise=noise)
+        batches = posterior.source if data is None else as_batches(data)
+        make = recurved = None
+        if batches is not None:
+            source = partial(observed, batches, posterior.likelihood, posterior.sites, progress=progress)
+            make = partial(design, posterior.linearised, source, n=posterior.n_data, most_floats=_MOST_STORED)
+            recurved = partial(_recurved, source=source) if self.curvature_at_mode else None
+        with random_state_kept():
+            tuned = tuning.tune_at_linear_mode(posterior, ascend, make, noise=noise, recurved=recurved)
+        if not self.mean_at_mode:
+            return tuned
+        shift = (tuned.linear_mode() - tuned.linearised.theta).detach()
+        return replace(tuned, readout=replace(tuned.readout, shift=shift))
+
+
+def _recurved(posterior: Posterior, source: Any) -> Posterior:
+    """The same posterior with its curvature at the outputs of the linear mode."""
+    shift = posterior.linear_mode() - posterior.linearised.theta
+    jvp = choose_jvp(posterior.linearised, next(iter(source()))[0])
+
+    def at_mode(trace: Trace) -> torch.Tensor:
+        return trace.outputs + jvp(trace, shift[None])[0].to(trace.outputs)
+
+    fresh = curvature.estimate(
+        posterior.linearised,
+        posterior.likelihood,
+        source,
+        sites=posterior.sites,
+        structure=posterior.structure,
+        fisher=posterior.fisher,
+        chunk_floats=posterior.chunk_floats,
+        outputs=at_mode,
+    )
+    return replace(posterior, estimate=replace(posterior.estimate, parts=fresh.parts))
+
+
+def _grouped(posterior: Posterior, groups: str | None, data: Any) -> Posterior:
+    """The prior in the groups asked for. Without a wish, one precision becomes one per normalised group."""
+    prior = posterior.prior
+    if groups is None and not prior.P0.isotropic:
+        return posterior
+    if groups is not None and groups != "normalised":
+        make = registry.choose("groups", groups, {**registry.GROUPS, "normalised": priors.isotropic})
+        return posterior.with_prior(priors.regrouped(prior, make(prior.layout, 1.0, 0.0).on(prior.index.device)))
+    batches = posterior.source if data is None else as_batches(data)
+    x = None if batches is None else batches.first()[0]
+    few = None if x is None else x.rows(slice(0, min(_FEW, x.n)))
+    return posterior.with_prior(normalised.normalised_prior(posterior.linearised, few, prior))
