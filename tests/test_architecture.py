@@ -33,7 +33,7 @@ ORDER = [
     {"planning"},
     {"registry"},
     {"posterior"},
-    {"tuning", "hessian"},
+    {"tuning", "hessian", "comparison"},
     {"fit", "tune"},
     {"metrics"},
     {"bench"},

@@ -1,5 +1,6 @@
 """Lapwing: error bars for the neural network you already trained."""
 
+from lapwing.comparison import Comparison, compare
 from lapwing.curvature import Block, Diag, Ekfac, Empirical, Exact, Full, Kron, Sampled
 from lapwing.diagnosis import Diagnosis
 from lapwing.errors import (
@@ -34,6 +35,7 @@ __all__ = [
     "Bernoulli",
     "Block",
     "Categorical",
+    "Comparison",
     "CustomLikelihood",
     "Diag",
     "Diagnosis",
@@ -59,6 +61,7 @@ __all__ = [
     "ShapeError",
     "StructureError",
     "check_likelihood",
+    "compare",
     "exact_hessian",
     "fit",
     "plan",

@@ -51,6 +51,8 @@ class ModelInput:
 
 def as_input(x: Any, where: str = "x") -> ModelInput:
     """A tensor, array, tuple (positional arguments) or mapping (keyword arguments) as a ModelInput."""
+    if isinstance(x, ModelInput):
+        return x
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = {}
     if isinstance(x, Mapping):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from lapwing._types import Float, Tensor
 
 NOISE_BOUNDS = (1e-3, 1e3)  # of a noise, relative to the root mean squared residual of the network
+TRUST_MARGIN = 0.1  # nats per datum
 PRECISION_BOUNDS = (1e-10, 1e12)  # of a prior precision, relative to the mean curvature in its group
 
 
@@ -36,6 +37,59 @@ class Finding:
         return Finding(
             "gradient norm at the weights", f"{total:.3g} (data {data:.3g}, prior {prior:.3g})", concern, advice
         )
+
+    @staticmethod
+    def of_weight_decay(implied: float, precision: float) -> Finding:
+        """At a minimum of loss + ½ λ ‖θ‖² the data pull by λ θ, so λ = θᵀ∇log p(D|θ) / ‖θ‖²."""
+        if implied <= 0:
+            words, concern = "none: the loss still falls as the weights grow or shrink as a whole", False
+            advice = "The weights were trained without weight decay, or not to a minimum."
+        else:
+            ratio = precision / implied
+            words = f"{implied:.3g} (weight decay times N), prior precision {precision:.3g}"
+            concern = not 0.1 <= ratio <= 10
+            advice = "The weights were trained under another prior than this one." if concern else ""
+        return Finding("weight decay implied by the weights", words, concern, advice)
+
+    @staticmethod
+    def of_linear_mode(distance: float, norm: float, relative_gradient: float | None, converged: bool) -> Finding:
+        how = "in closed form" if relative_gradient is None else f"relative gradient {relative_gradient:.1g}"
+        far = distance > 0.3 * norm
+        advice = "The trained weights are far from it: the linear model's mean may be the better, or much the worse. "
+        advice = advice + "Let held-out data choose: validation=..." if far else ""
+        if not converged:
+            advice = "It was not found to full accuracy within the passes allowed. " + advice
+        return Finding("linear mode", f"{distance:.3g} from the weights, whose norm is {norm:.3g} ({how})", far, advice)
+
+    @staticmethod
+    def of_effective_dimension(layers: dict[str, tuple[float, int]]) -> Finding:
+        gamma, p = sum(g for g, _ in layers.values()), sum(n for _, n in layers.values())
+        listed = ", ".join(f"{name} {g:.3g} of {n}" for name, (g, n) in list(layers.items())[:12])
+        listed += ", …" if len(layers) > 12 else ""
+        concern = gamma > 0.9 * p
+        advice = "The data determine nearly every parameter: the network may be too small." if concern else ""
+        return Finding("effective dimension", f"{gamma:.4g} of {p} ({listed})", concern, advice)
+
+    @staticmethod
+    def of_found_groups(names: tuple[str, ...], reasons: tuple[str, ...]) -> Iterator[Finding]:
+        if len(reasons) > 1:
+            listed = "; ".join(f"{n} ({reason})" if reason else n for n, reason in zip(names, reasons, strict=True))
+            advice = 'Found by looking at the network; groups="one" shares one precision.'
+            yield Finding("prior groups", listed, False, advice)
+
+    @staticmethod
+    def of_training_check(predictive: float, network: float, n: int) -> Finding:
+        """Predictions of data the posterior has seen should not be much worse than the network's."""
+        concern = predictive - network > TRUST_MARGIN
+        value = f"NLL of {n} training data {predictive:.3g}, the network's {network:.3g}"
+        advice = (
+            "The evidence is not to be trusted here: with its prior even data that were seen are predicted much worse "
+            "than by the network alone. Confident classifiers and noise far below the network's own residuals do this. "
+            "Choose the scale on held-out data: lw.tune(posterior, validation=...)."
+            if concern
+            else "The error bars agree with the data that were seen."
+        )
+        return Finding("predictions of training data", value, concern, advice)
 
     @staticmethod
     def of_condition(number: float) -> Finding:

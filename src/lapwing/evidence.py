@@ -37,31 +37,33 @@ def log_evidence(log_lik: Scalar, precision: Precision, prior: GaussianPrior, th
     return Evidence(log_lik, ratio, (prior.precisions * prior.scatter(theta)).sum())
 
 
-def linear_shift(
-    gradient: Float[Tensor, " p"], precision: Precision, prior: GaussianPrior, theta: Float[Tensor, " p"]
+def mode_of_quadratic(
+    gradient: Float[Tensor, " p"],
+    curvature: Curvature,
+    precision: Precision,
+    prior: GaussianPrior,
+    theta: Float[Tensor, " p"],
 ) -> Float[Tensor, " p"]:
-    """θ_* − θ₀ = P⁻¹ (g − P₀ (θ₀ − m₀)): from the point of expansion to the mode of the quadratic model."""
-    return precision.solve(gradient - prior.P0.diagonal * (theta - prior.mean))
+    """θ_* = m₀ + P⁻¹ (g + H (θ₀ − m₀)), the mode under a log likelihood that is quadratic around θ₀."""
+    return prior.mean + precision.solve(gradient + curvature.mv(theta - prior.mean))
 
 
 def linear_evidence(
     log_lik: Scalar,
     gradient: Float[Tensor, " p"],
+    curvature: Curvature,
     precision: Precision,
     prior: GaussianPrior,
     theta: Float[Tensor, " p"],
 ) -> Evidence:
-    """The evidence of the linear model at its own mode θ_* = θ₀ + d, from an expansion around θ₀:
+    """The evidence of the linear model at its own mode θ_* = θ₀ + d:  log p(D | θ_*) = ℓ₀ + gᵀd − ½ dᵀ H d.
 
-    log p(D | θ_*) = ℓ₀ + gᵀd − ½ dᵀ H d,   dᵀ H d = dᵀ(g − P₀ (θ₀ − m₀)) − dᵀ P₀ d because P d = g − P₀ (θ₀ − m₀).
-
-    Exact for a Gaussian likelihood with the full H, wherever θ₀ is; else exact when θ₀ is the mode, d = 0.
-    Antorán et al. (2022). Cost: one `logdet` and one `solve`.
+    Exact for a Gaussian likelihood with the full H, wherever θ₀ is. Antorán et al. (2022). Cost: one `logdet` and one
+    `solve`.
     """
-    pull = prior.P0.diagonal * (theta - prior.mean)
-    d = precision.solve(gradient - pull)
-    curved = d @ (gradient - pull) - d @ (prior.P0.diagonal * d)
-    return log_evidence(log_lik + gradient @ d - 0.5 * curved, precision, prior, theta + d)
+    mode = mode_of_quadratic(gradient, curvature, precision, prior, theta)
+    d = mode - theta
+    return log_evidence(log_lik + gradient @ d - 0.5 * d @ curvature.mv(d), precision, prior, mode)
 
 
 def effective_dimension(curvature: Curvature, prior: GaussianPrior) -> Float[Tensor, " g"]:

@@ -93,6 +93,15 @@ class Readout:
     link: Link = DEFAULT
 
 
+@dataclass(frozen=True)
+class TrainingCheck:
+    """NLL per likelihood term of some training data: by the tuned predictive, and by the network alone."""
+
+    predictive: float
+    network: float
+    n: int
+
+
 @dataclass(frozen=True, eq=False)
 class Posterior:
     """N(θ*, P⁻¹) with P = H + P₀ over the weights of a linearised network."""
@@ -109,6 +118,7 @@ class Posterior:
     why: str = "asked for"  # of the structure
     expansion: Expansion | None = None  # None: the evidence is taken at the trained weights themselves
     readout: Readout = Readout()
+    check: TrainingCheck | None = None  # made by tune
     source: Batches | None = None  # where the data came from, for those who tune without naming them again
 
     # --- the Gaussian over weights -------------------------------------------------------------
@@ -254,7 +264,8 @@ class Posterior:
         log_lik = self.likelihood_scale * self.likelihood.log_lik(statistics.likelihood)
         if not self.expansion.follows:
             return evidence.log_evidence(log_lik, self.precision, self.prior, theta)
-        return evidence.linear_evidence(log_lik, self._gradient(statistics), self.precision, self.prior, theta)
+        gradient = self._gradient(statistics)
+        return evidence.linear_evidence(log_lik, gradient, self.curvature, self.precision, self.prior, theta)
 
     @plain_tensors()
     def linear_mode(self) -> Float[Tensor, " p"]:
@@ -271,7 +282,8 @@ class Posterior:
             )
         if not at.follows:
             return at.theta
-        return at.theta + evidence.linear_shift(self._gradient(at.statistics), self.precision, self.prior, at.theta)
+        gradient = self._gradient(at.statistics)
+        return evidence.mode_of_quadratic(gradient, self.curvature, self.precision, self.prior, at.theta)
 
     def data_gradient(self) -> Float[Tensor, " p"]:
         """κ ∇ log p(D | θ) at the trained weights."""
@@ -390,6 +402,15 @@ class Posterior:
         from_data = self.data_gradient()
         pull = self.prior.P0.diagonal * (self.linearised.theta - self.prior.mean)
         yield Finding.of_gradient(float((from_data - pull).norm()), float(from_data.norm()), float(pull.norm()))
+        if not self.prior.mean.ndim and not bool(self.prior.mean):
+            theta, delta = self.linearised.theta, self.prior.P0.diagonal.detach()
+            norm = float(theta @ theta) or 1.0
+            yield Finding.of_weight_decay(float(theta @ from_data) / norm, float((delta * theta**2).sum()) / norm)
+        yield from self._mode_findings()
+        yield Finding.of_effective_dimension(self._dimension_by_layer())
+        if self.check is not None:
+            yield Finding.of_training_check(self.check.predictive, self.check.network, self.check.n)
+        yield from Finding.of_found_groups(self.prior.group_names, self.prior.reasons)
         spectrum = self.curvature.spectrum()
         low, high = float(self.prior.precisions.min()), float(self.prior.precisions.max())
         yield Finding.of_condition((float(spectrum.max()) + high) / low)
@@ -399,6 +420,21 @@ class Posterior:
         yield Finding.of_structure(type(self.structure).__name__.lower(), self.why)
         yield from Finding.of_loose(self._loose())
         yield Finding.of_rows(tuple(self.linearised.ruled), self.linearised.rest.names, self.linearised.vectorised)
+
+    def _mode_findings(self) -> Iterator[Finding]:
+        if self.expansion is None:
+            return
+        search, theta = self.expansion.search, self.linearised.theta
+        distance = float((self.linear_mode() - theta).detach().norm())
+        relative = None if search is None else search.relative_gradient
+        yield Finding.of_linear_mode(distance, float(theta.norm()), relative, search is None or search.converged)
+
+    def _dimension_by_layer(self) -> dict[str, tuple[float, int]]:
+        """γ and the number of parameters of each module: Σ (1 − δ_i (P⁻¹)_ii)."""
+        each = 1 - self.prior.P0.diagonal.detach() * self.precision.inv_diagonal().detach()
+        return {
+            path or "(model)": (float(each[s].sum()), s.stop - s.start) for path, s in self.layout.module_slices.items()
+        }
 
     def _loose(self) -> list[tuple[str, str]]:
         """Tensors without a Kronecker rule, and how each was treated."""

@@ -11,13 +11,15 @@ import torch
 from lapwing import curvature, normalised, priors, registry, tuning
 from lapwing.data import as_batches
 from lapwing.errors import InputError, InputTypeError
+from lapwing.likelihoods import Gaussian, Likelihood
 from lapwing.linear_model import choose_jvp, design
 from lapwing.linearise import Trace
-from lapwing.observations import observed
-from lapwing.posterior import Posterior
+from lapwing.observations import encode_batch, observed
+from lapwing.posterior import Posterior, TrainingCheck
 from lapwing.sandbox import plain_tensors, random_state_kept
 
 _MOST_STORED = 1 << 26  # entries of a Jacobian of all the data that is kept while tuning: 512 MiB
+_MOST_CHECKED = 128  # training data whose prediction is checked
 _FEW = 16  # inputs on which normalised groups are confirmed
 
 
@@ -61,6 +63,7 @@ def tune(
     method = registry.choose("by", by, {**by_evidence, "validation": None})
     if method is not None:
         posterior = choice.tuned(posterior, method, data, noise, progress)
+        posterior = replace(posterior, check=_training_check(posterior, data))
     if validation is not None:
         with random_state_kept():
             held_out = as_batches(validation, "validation")
@@ -125,15 +128,48 @@ def _recurved(posterior: Posterior, source: Any) -> Posterior:
     return replace(posterior, estimate=replace(posterior.estimate, parts=fresh.parts))
 
 
+def _training_check(posterior: Posterior, data: Any) -> TrainingCheck | None:
+    """How well data that were seen are predicted, with the covariance and without: a sanity check of the evidence."""
+    batches = posterior.source if data is None else as_batches(data)
+    if batches is None:
+        return None
+    with random_state_kept():
+        x, y = batches.first()
+        x, encoded = encode_batch(x, y, posterior.likelihood, posterior.sites)
+        n = min(x.n, _MOST_CHECKED)
+        some, targets = x.rows(slice(0, n)), tuple(v[:n] for v in y) if isinstance(y, tuple) else y[:n]
+        f = posterior.sites.split(posterior.linearised.outputs(some).double())
+        network = _at_network_noise(posterior).log_prob(f, encoded[:n])
+        return TrainingCheck(-float(posterior.predict(some).log_prob(targets).mean()), -float(network.mean()), n)
+
+
+def _at_network_noise(posterior: Posterior) -> Likelihood:
+    """The likelihood of the network alone: a Gaussian's noise is then that of the network's own residuals."""
+    likelihood = posterior.likelihood
+    if not isinstance(likelihood, Gaussian) or not likelihood.estimated:
+        return likelihood
+    return likelihood.estimate(posterior.estimate.statistics.likelihood)
+
+
 def _grouped(posterior: Posterior, groups: str | None, data: Any) -> Posterior:
     """The prior in the groups asked for. Without a wish, one precision becomes one per normalised group."""
     prior = posterior.prior
     if groups is None and not prior.P0.isotropic:
-        return posterior
+        return _started(posterior) if prior.reasons else posterior
     if groups is not None and groups != "normalised":
         make = registry.choose("groups", groups, {**registry.GROUPS, "normalised": priors.isotropic})
         return posterior.with_prior(priors.regrouped(prior, make(prior.layout, 1.0, 0.0).on(prior.index.device)))
     batches = posterior.source if data is None else as_batches(data)
     x = None if batches is None else batches.first()[0]
     few = None if x is None else x.rows(slice(0, min(_FEW, x.n)))
-    return posterior.with_prior(normalised.normalised_prior(posterior.linearised, few, prior))
+    return _started(posterior.with_prior(normalised.normalised_prior(posterior.linearised, few, prior)))
+
+
+def _started(posterior: Posterior) -> Posterior:
+    """Start each of several groups at δ_g = P_g / ‖θ̃ − m₀‖², which scales with the weights as the optimum does."""
+    prior = posterior.prior
+    if prior.P0.isotropic:
+        return posterior
+    scatter = prior.scatter(posterior.linearised.theta)
+    start = torch.where(scatter > 0, prior.P0.sizes / scatter, prior.precisions.detach())
+    return posterior.with_prior(prior.with_precisions(start))

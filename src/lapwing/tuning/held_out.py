@@ -39,7 +39,7 @@ class HeldOut:
     """Means and covariances at the held-out inputs, for every scale of the prior."""
 
     f: Float[Tensor, "n t c"]
-    moves: tuple[Float[Tensor, "s n t c"], ...]  # J (θ − θ*) for every candidate mean, at every scale or once
+    moves: tuple[Float[Tensor, "_ n t c"], ...]  # J (θ − θ*) for every candidate mean, at every scale or once
     covs: Float[Tensor, "s n t c c"]
     y: Any  # the targets as given
     sites: Sites

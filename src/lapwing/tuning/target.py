@@ -2,10 +2,11 @@
 
 Around a point θ₀ the evidence of the linear model is
 
-    E(u, w) = ℓ₀(w) − ½ Σ δ t² + ½ bᵀ P⁻¹ b − ½ log det(P P₀⁻¹),   t = θ₀ − m₀,  b = c g − δ t,  P = c H + diag δ,
+    E(u, w) = ℓ₀(w) + c gᵀx − ½ c xᵀHx − ½ Σ δ m² − ½ log det(P P₀⁻¹),   P = c H + diag δ,
 
-with δ = e^u and c = e^w, and θ_* = θ₀ + P⁻¹ b its mode. Where θ₀ is held (the trained weights, or a mode
-found with data) the third term is missing. With γ the effective dimensions, the envelope theorem gives
+with δ = e^u, c = e^w, t = θ₀ − m₀, the mode m = θ_* − m₀ = P⁻¹ c (g + H t) and x = m − t. (The shorter
+½ bᵀP⁻¹b − ½ Σ δ t² with b = c g − δ t is the same, and loses all digits where δ is large.) Where θ₀ is held, at the
+trained weights or at a mode found with data, x = 0. With γ the effective dimensions, the envelope theorem gives
 
     ∂E/∂u_g = ½ (γ_g − δ_g ‖θ_* − m₀‖²_g),   ∂E/∂w = ½ κ n − ½ c SSE(θ_*) − ½ Σ γ_g.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from math import pi
 
 import torch
@@ -67,24 +69,25 @@ class SpectralTarget(Target):
     index: Int[Tensor, " r"]
     g: Float[Tensor, " r"]  # zero, as t is, when θ₀ is held
     t: Float[Tensor, " r"]
-    scatter: Float[Tensor, " g"]  # Σ t² per group: there may be fewer coordinates than parameters
+    unmoved: Float[Tensor, " g"]  # ‖θ₀ − m₀‖² by group where θ₀ is held, else zero
 
     def value(self, u: Float[Tensor, " g"], w: Scalar) -> Scalar:
         delta, c = u.exp()[self.index], w.exp()
         occam = (self.eigenvalues * c / delta).log1p().sum()
-        gain = ((c * self.g - delta * self.t) ** 2 / (c * self.eigenvalues + delta)).sum()
-        return self.fit.value(w) - 0.5 * ((u.exp() * self.scatter).sum() + occam - gain)
+        mode = self._mode(delta, c)
+        x = mode - self.t
+        fit = self.fit.value(w) + (c * self.g * x - 0.5 * c * self.eigenvalues * x**2).sum()
+        return fit - 0.5 * (self._pull(u, delta, mode).sum() + occam)
 
     def derivatives(self, u: Float[Tensor, " g"], w: Scalar) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
         delta, c = u.exp()[self.index], w.exp()
         cl = c * self.eigenvalues
         P = cl + delta
         q = cl / P  # γ is its sum; dq/du = −q (1 − q), dq/dw = q (1 − q)
-        x = (c * self.g - delta * self.t) / P  # θ_* − θ₀
-        mode = self.t + x  # dmode/du = −δ mode/P, dmode/dw = dx/dw = s/P
+        mode = self._mode(delta, c)  # dmode/du = −δ mode/P, dmode/dw = dx/dw = s/P
+        x = mode - self.t  # θ_* − θ₀
         s = c * (self.g - self.eigenvalues * x)
-        # δ‖mode‖² over all parameters: those without a coordinate of their own stay where they are.
-        pull = u.exp() * self.scatter + self._sums(delta * (mode**2 - self.t**2), u)
+        pull = self._pull(u, delta, mode)
         gradient_u = 0.5 * (self._sums(q, u) - pull)
         gradient_w = self.fit.half_count - self.fit.half_sse * c - 0.5 * q.sum() + (s * x + 0.5 * cl * x**2).sum()
         t = q * (1 - q)
@@ -93,6 +96,13 @@ class SpectralTarget(Target):
         # d/dw of s x + ½ c λ x² at fixed s, x is the same again; through x it is s · s/P.
         ww = -self.fit.half_sse * c - 0.5 * t.sum() + (s * x + 0.5 * cl * x**2 + s**2 / P).sum()
         return torch.cat([gradient_u, gradient_w[None]]), _bordered(uu.diag(), uw, ww)
+
+    def _mode(self, delta: Tensor, c: Tensor) -> Float[Tensor, " r"]:
+        return c * (self.g + self.eigenvalues * self.t) / (c * self.eigenvalues + delta)
+
+    def _pull(self, u: Tensor, delta: Tensor, mode: Tensor) -> Float[Tensor, " g"]:
+        """δ ‖θ_* − m₀‖² by group."""
+        return u.exp() * self.unmoved + self._sums(delta * mode**2, u)
 
     def _sums(self, v: Float[Tensor, " r"], u: Tensor) -> Float[Tensor, " g"]:
         return u.new_zeros(len(u)).index_add(0, self.index, v)
@@ -112,18 +122,25 @@ class DenseTarget(Target):
         delta, c = u.exp()[self.index], w.exp()
         L = self._factor(delta, c)
         occam = 2 * L.diagonal().log().sum() - u[self.index].sum()
-        gain = 0.0
-        if self.g is not None:
-            b = c * self.g - delta * self.t
-            gain = (torch.linalg.solve_triangular(L, b[:, None], upper=False) ** 2).sum()
-        return self.fit.value(w) - 0.5 * ((delta * self.t**2).sum() + occam - gain)
+        if self.g is None:
+            return self.fit.value(w) - 0.5 * ((delta * self.t**2).sum() + occam)
+        mode = torch.cholesky_solve(c * self._reached[:, None], L)[:, 0]
+        x = mode - self.t
+        fit = self.fit.value(w) + c * self.g @ x - 0.5 * c * x @ (self.H @ x)
+        return fit - 0.5 * ((delta * mode**2).sum() + occam)
+
+    @cached_property
+    def _reached(self) -> Float[Tensor, " p"]:
+        """g + H t."""
+        assert self.g is not None
+        return self.g + self.H @ self.t
 
     def derivatives(self, u: Float[Tensor, " g"], w: Scalar) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
         delta, c = u.exp()[self.index], w.exp()
         cov = torch.cholesky_inverse(self._factor(delta, c))
         g = torch.zeros_like(self.t) if self.g is None else self.g
-        x = cov @ (c * g - delta * self.t) if self.g is not None else torch.zeros_like(self.t)
-        mode = self.t + x
+        mode = self.t if self.g is None else c * (cov @ self._reached)
+        x = mode - self.t
         sizes = self._sums(torch.ones_like(delta), u)
         gamma = sizes - self._sums(delta * cov.diagonal(), u)
         pull = self._sums(delta * mode**2, u)
@@ -186,8 +203,9 @@ def _with_axes(posterior: Posterior, fit: Fit, g: Tensor | None, t: Tensor, scat
     axes = part.coordinates(P0)
     if axes is not None:
         zero = torch.zeros_like(axes.eigenvalues)
+        unmoved = scatter if g is None else torch.zeros_like(scatter)
         g, t = (zero, zero) if g is None else (axes.rotate(g), axes.rotate(t))
-        return SpectralTarget(fit, axes.eigenvalues, axes.index, g, t, scatter)
+        return SpectralTarget(fit, axes.eigenvalues, axes.index, g, t, unmoved)
     if isinstance(part, DenseCurvature) and part.p <= MOST_DENSE:
         return DenseTarget(fit, part.to_dense(), P0.index, g, t)
     return None
