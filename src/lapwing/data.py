@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from lapwing.errors import InputError, InputTypeError, ShapeError
+from lapwing.linalg import all_finite
 
 _ROWS = 256  # rows per batch when the user handed over whole arrays
 
@@ -214,7 +215,7 @@ def _holds_arrays(x: Any) -> bool:
 
 def _check_finite(x: ModelInput, where: str) -> None:
     for name, value in x.leaves():
-        if isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all()):
+        if isinstance(value, Tensor) and value.is_floating_point() and not all_finite(value):
             bad = torch.nonzero(~torch.isfinite(value))[0].tolist()
             raise InputError(
                 f"{where}: {name} has a NaN or infinite value at index {tuple(bad)}. "

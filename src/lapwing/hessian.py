@@ -89,7 +89,7 @@ def exact_hessian(posterior: Posterior, data: Any, *, progress: bool | None = No
 
 
 def _of_batch(posterior: Posterior, x: ModelInput, y: Tensor) -> Float[Tensor, "p p"]:
-    with posterior.linearised.trace(x) as trace:
+    with posterior.linearised.graph(x) as trace:
         leaves = list(trace.leaves.values())
         loss = -posterior.likelihood_scale * posterior.likelihood.log_prob(posterior.sites.split(trace.f), y).sum()
         gradient = torch.autograd.grad(loss, leaves, create_graph=True, allow_unused=True)

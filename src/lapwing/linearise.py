@@ -9,7 +9,7 @@ layers with a rule, and plain reverse mode for all other tensors, one datum at a
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,11 +19,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from lapwing._types import Float, Tensor
+from lapwing._types import Float, Int, Tensor
 from lapwing.data import ModelInput
 from lapwing.errors import InputError, InputTypeError, LapwingError, ModelError, NumericalError, ShapeError
-from lapwing.jacobian import Block, DenseBlock, Jacobian, RowSizes
-from lapwing.layers import Calls, captured_blocks, recording
+from lapwing.jacobian import Block, DenseBlock, FactorBlock, Jacobian, OutputBlock, RowSizes
+from lapwing.layers import Calls, OutputLayer, called_densely, captured_blocks, places, recording
+from lapwing.linalg import all_finite
 from lapwing.params import ParamLayout
 from lapwing.sandbox import borrowed, install
 
@@ -108,6 +109,7 @@ class Linearised:
     vectorised: bool  # whether torch.func can batch the rows of the other tensors
     sizes: RowSizes  # what one row of J takes in memory
     layout_of_images: torch.memory_format = torch.preserve_format  # in which they go through the network when traced
+    last: str | None = None  # the module whose output is the network's
 
     @property
     def k(self) -> int:
@@ -124,6 +126,11 @@ class Linearised:
         """The tensors whose rows come from plain reverse mode."""
         ruled = {name for path in self.ruled for name in self.layout.modules[path]}
         return self.layout.restricted(name for name in self.layout.names if name not in ruled)
+
+    @property
+    def only_last(self) -> bool:
+        """Whether nothing but the output layer is inferred: then nothing is pulled back through the network."""
+        return self.last is not None and set(self.layout.modules) == {self.last}
 
     def tensors_at(self, theta: Tensor) -> dict[str, Tensor]:
         """Named tensors of a flat θ, each in its own dtype."""
@@ -143,21 +150,35 @@ class Linearised:
 
     @contextmanager
     def trace(self, x: ModelInput) -> Iterator[Trace]:
-        """One forward pass, kept open for any number of backward passes."""
+        """One forward pass, kept open for any number of backward passes; without a graph when none is needed."""
         placed = self.network.placed(x)
         with borrowed(self.network.model):
-            leaves = {name: self.network.tensors[name].detach().requires_grad_() for name in self.layout.names}
-            try:
-                trace = self._traced(with_images_in(placed, self.layout_of_images), leaves)
-            except ModelError:
-                if self.layout_of_images == torch.preserve_format:
-                    raise
-                trace = self._traced(placed, leaves)  # it took the first data so laid out; as they came it may take all
-            yield trace
+            trace = None
+            if self.only_last:
+                with torch.no_grad():
+                    trace = self._trace(placed)
+            yield self._trace(placed) if trace is None or trace.last is None else trace
+
+    @contextmanager
+    def graph(self, x: ModelInput) -> Iterator[Trace]:
+        """The same with the graph of f, always."""
+        with borrowed(self.network.model):
+            yield self._trace(self.network.placed(x))
+
+    def _trace(self, x: ModelInput) -> Trace:
+        leaves = {name: self.network.tensors[name].detach().requires_grad_() for name in self.layout.names}
+        try:
+            return self._traced(with_images_in(x, self.layout_of_images), leaves)
+        except ModelError:
+            if self.layout_of_images == torch.preserve_format:
+                raise
+            return self._traced(x, leaves)  # it took the first data so laid out; as they came it may take all
 
     def _traced(self, x: ModelInput, leaves: Mapping[str, Tensor]) -> Trace:
         with recording(self.ruled) as calls:
-            return Trace(self, x, leaves, calls, self.flat(self.network(x, leaves), x.n))
+            f = self.flat(self.network(x, leaves), x.n)
+        last = None if self.last is None else OutputLayer.of(calls[self.last], places(self.layout, self.last), f)
+        return Trace(self, x, leaves, calls, f, last)
 
     def flat(self, output: Tensor, n: int) -> Float[Tensor, "n k"]:
         if output.numel() != n * self.k:
@@ -176,38 +197,74 @@ class Trace:
     x: ModelInput
     leaves: Mapping[str, Tensor]
     calls: Mapping[str, Calls]
-    f: Float[Tensor, "n k"]  # with its graph
+    f: Float[Tensor, "n k"]  # with its graph, unless the output layer alone is inferred
+    last: OutputLayer | None  # None too when these data leave the network another way
 
     @property
     def outputs(self) -> Float[Tensor, "n k"]:
         """f(x; θ*), detached, finite, in float32 or better."""
         f = self.f.detach()
-        if not bool(torch.isfinite(f).all()):
+        if not all_finite(f):
             raise NumericalError(
                 "The model's outputs hold NaN or infinite values at some of these inputs: nothing to linearise. "
                 "Check the scale of the inputs, and the model in eval mode."
             )
         return f.float() if f.dtype in (torch.float16, torch.bfloat16) else f
 
+    def vjp(self, u: Float[Tensor, "n k"]) -> tuple[list[FactorBlock], dict[str, Tensor]]:
+        """Σ_n J_nᵀ u_n: dense layers as their rows g and a, to be summed many at a time, other tensors as they are."""
+        layout, last = self.linearised.layout, self._last_path
+        dense = {path: calls for path, calls in self.calls.items() if path != last and called_densely(calls, self.x.n)}
+        factored = {name for path in layout.modules if path in dense or path == last for name in layout.modules[path]}
+        leaves = {name: leaf for name, leaf in self.leaves.items() if name not in factored}
+        sources = [*(calls.outputs[0] for calls in dense.values()), *leaves.values()]
+        gradients = pull_back(self.f, sources, u.to(self.f.dtype)) if sources else ()
+        blocks = [] if self.last is None else [self.last.rows(u[..., None])]
+        for (path, calls), g in zip(dense.items(), gradients, strict=False):
+            blocks += calls.rule.blocks(calls, [[g]], places(layout, path), self.x.n)  # type: ignore[arg-type]
+        return blocks, dict(zip(leaves, gradients[len(dense) :], strict=True))
+
     def add_vjp_(self, total: Float[Tensor, " p"], u: Float[Tensor, "n k"]) -> None:
         """total ← total + Σ_n J_nᵀ u_n, in place."""
-        layout = self.linearised.layout
-        for name, g in zip(self.leaves, pull_back(self.f, self.leaves, u.to(self.f.dtype)), strict=True):
-            total[layout[name]].add_(g.reshape(-1))
+        blocks, gradients = self.vjp(u)
+        for name, g in gradients.items():
+            total[self.linearised.layout[name]].add_(g.reshape(-1))
+        for block in blocks:
+            for s, part in zip(block.slices, block.totals(), strict=True):
+                total[s].add_(part)
+
+    @property
+    def _last_path(self) -> str | None:
+        return None if self.last is None else self.linearised.last
 
     def rows(self, cotangents: Float[Tensor, "n k c"]) -> Jacobian:
         """Rows u_cᵀ J_n for the c columns u of the cotangents: J itself when they are the identity."""
+        return self._rows(cotangents, None if self.last is None else self.last.rows(cotangents))
+
+    def jacobian(self) -> Jacobian:
+        k = self.linearised.k
+        eye = torch.eye(k, dtype=self.f.dtype, device=self.f.device).expand(self.x.n, -1, -1)
+        block = self.output_block(torch.arange(k, device=self.f.device))
+        return self.rows(eye) if block is None else self._rows(eye, block)
+
+    def output_block(self, order: Int[Tensor, ...]) -> OutputBlock | None:
+        """The output layer's block with its gradient left implicit, if its rows come in this order of f's entries."""
+        if self.last is None:
+            return None
+        own = self.last.order if order.ndim == 2 else self.last.order.flatten()
+        return self.last.block() if torch.equal(own, order.double()) else None
+
+    def _rows(self, cotangents: Float[Tensor, "n k c"], last: Block | None) -> Jacobian:
         layout, rest = self.linearised.layout, self.linearised.rest
-        captured = captured_blocks(self.calls, layout, self.f, cotangents)
+        others = {path: calls for path, calls in self.calls.items() if path != self._last_path}
+        captured = captured_blocks(others, layout, self.f, cotangents) if others else {}
+        if last is not None and self._last_path is not None:
+            captured[self._last_path] = [last]
         dense = self._rest_rows(cotangents) if rest.names else {}
         blocks: list[Block] = []
         for path, names in layout.modules.items():
             blocks += captured[path] if path in captured else [DenseBlock(layout[n], dense[n]) for n in names]
         return Jacobian(tuple(blocks), self.x.n, cotangents.shape[-1], layout.p, self.f.device)
-
-    def jacobian(self) -> Jacobian:
-        eye = torch.eye(self.linearised.k, dtype=self.f.dtype, device=self.f.device)
-        return self.rows(eye.expand(self.x.n, -1, -1))
 
     def _rest_rows(self, cotangents: Tensor) -> dict[str, Float[Tensor, "n c _"]]:
         rest = {name: self.leaves[name] for name in self.linearised.rest.names}
@@ -238,19 +295,19 @@ def looped_rows(
     rows = []
     for i in range(x.n):
         f = linearised.flat(linearised.network(x.rows(slice(i, i + 1)), leaves), 1)[0]
-        rows.append([pull_back(f, leaves, u) for u in cotangents[i].unbind(-1)])
+        rows.append([pull_back(f, list(leaves.values()), u) for u in cotangents[i].unbind(-1)])
     return {
         name: torch.stack([torch.stack([row[j] for row in datum]) for datum in rows]) for j, name in enumerate(leaves)
     }
 
 
-def pull_back(f: Tensor, leaves: Mapping[str, Tensor], u: Tensor) -> tuple[Tensor, ...]:
+def pull_back(f: Tensor, sources: Sequence[Tensor], u: Tensor) -> tuple[Tensor, ...]:
     if not f.requires_grad:  # the output does not depend on any of these tensors
-        return tuple(torch.zeros_like(p) for p in leaves.values())
-    gradients = torch.autograd.grad(f, list(leaves.values()), u, retain_graph=True, allow_unused=True)
+        return tuple(torch.zeros_like(p) for p in sources)
+    gradients = torch.autograd.grad(f, sources, u, retain_graph=True, allow_unused=True)
     # An embedding may ask for sparse gradients; rows are dense here.
     dense = (g.to_dense() if g is not None and g.is_sparse else g for g in gradients)
-    return tuple(torch.zeros_like(p) if g is None else g for p, g in zip(leaves.values(), dense, strict=True))
+    return tuple(torch.zeros_like(p) if g is None else g for p, g in zip(sources, dense, strict=True))
 
 
 def vectorised_rows(
@@ -289,7 +346,7 @@ def check_outputs(f: Tensor, n: int) -> tuple[int, ...]:
         )
     if not f.is_floating_point():
         raise InputError(f"The model's outputs have dtype {f.dtype}; expected real floating-point outputs (logits).")
-    if not bool(torch.isfinite(f).all()):
+    if not all_finite(f):
         raise InputError(
             "The model's outputs hold NaN or infinite values on the first batch; nothing can be linearised there."
         )

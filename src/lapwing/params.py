@@ -18,6 +18,7 @@ from torch import nn
 
 from lapwing._types import Shaped, Tensor
 from lapwing.errors import InputError
+from lapwing.linalg import all_finite
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def trainable(model: nn.Module) -> ParamLayout:
             raise InputError(
                 f"Parameter '{name}' has dtype {p.dtype}; only real floating-point parameters can be inferred."
             )
-        if not bool(torch.isfinite(p.detach()).all()):
+        if not all_finite(p.detach()):
             raise InputError(f"Parameter '{name}' holds NaN or infinite values; the model must be trained and finite.")
     return ParamLayout(tuple(name for name, _ in chosen), tuple(tuple(p.shape) for _, p in chosen))
 

@@ -18,8 +18,17 @@ from torch import nn
 from lapwing._types import Float, Tensor
 from lapwing.data import ModelInput
 from lapwing.errors import InputError, LapwingError, ModelError
-from lapwing.jacobian import Block, RowSizes
-from lapwing.layers import Calls, RewrittenRule, captured_blocks, rule_for, ruled_modules
+from lapwing.jacobian import Block, OutputBlock, RowSizes
+from lapwing.layers import (
+    Calls,
+    OutputLayer,
+    RewrittenRule,
+    captured_blocks,
+    places,
+    pulled_back,
+    rule_for,
+    ruled_modules,
+)
 from lapwing.linearise import Linearised, Network, check_outputs, pull_back, vectorised_rows, with_images_in
 from lapwing.params import ParamLayout, of_module
 from lapwing.sandbox import borrowed
@@ -44,10 +53,15 @@ def linearise(model: nn.Module, choose: LayoutChoice, x: ModelInput) -> Linearis
         shifted, blocks = _agreeing_blocks(shifted, few, truth)
         with_rules = replace(shifted, ruled={path: model.get_submodule(path) for path in blocks})
         vectorised = bool(with_rules.rest.names) and _vectorised_agrees(with_rules, few, truth)
+        last, implicit = _output_layer(with_rules, few, truth)
+    if last is not None and implicit is not None and set(blocks) == {last}:
+        blocks = {last: [implicit]}
     sizes = RowSizes.of([block for some in blocks.values() for block in some], layout.p)
     sizes = replace(sizes, factored=sizes.factored + with_rules.rest.p)
     images = with_rules.layout_of_images
-    return replace(plain, ruled=with_rules.ruled, vectorised=vectorised, sizes=sizes, layout_of_images=images)
+    return replace(
+        plain, ruled=with_rules.ruled, vectorised=vectorised, sizes=sizes, layout_of_images=images, last=last
+    )
 
 
 def last_layer(model: nn.Module, x: ModelInput) -> ParamLayout:
@@ -143,7 +157,7 @@ def _true_projections(linearised: Linearised, few: ModelInput, directions: dict[
     for i in range(few.n):
         f = linearised.flat(linearised.network(few.rows(slice(i, i + 1)), leaves), 1)[0]
         for c in range(2):
-            for k, row in enumerate(pull_back(f, leaves, cotangents[i, :, c])):
+            for k, row in enumerate(pull_back(f, list(leaves.values()), cotangents[i, :, c])):
                 values[k, i, c] = float((row * directions[names[k]]).sum())
                 norms[k, i, c] = float(row.norm())
     return Projections(
@@ -190,6 +204,27 @@ def _agreeing(
         # Without a rewritten forward its maps are no longer seen: look again at what is left.
         return _agreeing(linearised, few, truth, {path: candidates[path] for path in agreeing})
     return agreeing
+
+
+def _output_layer(
+    linearised: Linearised, few: ModelInput, truth: Projections
+) -> tuple[str, OutputBlock | None] | tuple[None, None]:
+    """The layer whose output is f, and its block if that can leave the identity implicit.
+
+    Equal values are not enough (a hook may change gradients): the cotangents must come back as they are.
+    """
+    with linearised.trace(few) as trace:
+        for path, calls in trace.calls.items():
+            layer = OutputLayer.of(calls, places(linearised.layout, path), trace.f)
+            if layer is not None and all(_returned(trace.f, calls.outputs, u) for u in truth.cotangents.unbind(-1)):
+                found = replace(trace, last=layer)
+                return path, found.output_block(torch.arange(linearised.k, device=trace.f.device))
+    return None, None
+
+
+def _returned(f: Tensor, outputs: list[Tensor], u: Tensor) -> bool:
+    (g,) = pulled_back(f, outputs, u)
+    return torch.equal(g.reshape(u.shape), u.to(g.dtype))
 
 
 def _faithful(linearised: Linearised, few: ModelInput) -> dict[str, nn.Module]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from lapwing._types import Tensor
+from lapwing.curvature.output_layer import OutputTerms
 from lapwing.jacobian import Jacobian, RowSizes
 from lapwing.linalg import add_gram_, mirror_
 from lapwing.operators import (
@@ -32,12 +33,18 @@ class Accumulator(ABC):
     def add(self, pieces: Iterable[Jacobian]) -> None:
         """Add the rows of some data, which come some columns at a time."""
 
+    def add_output(self, terms: OutputTerms) -> None:
+        """Add the likelihood terms of some data, when the output layer alone is inferred."""
+        raise NotImplementedError(f"{type(self).__name__} adds rows only.")
+
     @abstractmethod
     def result(self) -> Curvature: ...
 
 
 class Structure(ABC):
     """A choice of which entries of H are kept."""
+
+    adds_output: bool = False  # whether an output layer inferred alone is added without rows
 
     @abstractmethod
     def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator: ...
@@ -86,6 +93,8 @@ class Block(Structure):
 @dataclass(frozen=True)
 class Diag(Structure):
     """The diagonal of H only."""
+
+    adds_output = True
 
     def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
         return DiagonalSum(layout.p, device)
@@ -152,6 +161,9 @@ class DiagonalSum(Accumulator):
     def add(self, pieces: Iterable[Jacobian]) -> None:
         for rows in pieces:
             self.entries += rows.sum_squares()
+
+    def add_output(self, terms: OutputTerms) -> None:
+        self.entries += terms.sum_squares(len(self.entries))
 
     def result(self) -> Curvature:
         return DiagonalCurvature(self.entries)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from operator import attrgetter
@@ -12,12 +12,15 @@ import torch
 from lapwing._types import Float, Tensor
 from lapwing.curvature.accumulate import Accumulator, Structure
 from lapwing.curvature.factors import Fisher
+from lapwing.curvature.output_layer import OutputTerms
 from lapwing.data import ModelInput
 from lapwing.errors import located
-from lapwing.jacobian import Jacobian
+from lapwing.jacobian import FactorBlock, Jacobian
 from lapwing.likelihoods import Likelihood, Sites
+from lapwing.linalg import ProductSum
 from lapwing.linearise import Linearised, Trace
-from lapwing.operators import Curvature
+from lapwing.operators import Arrangement, Curvature
+from lapwing.params import ParamLayout
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +70,34 @@ class Pass:
                 with located(f"batch {number}"), self.linearised.trace(x) as trace:
                     yield trace, self.sites.split(self.outputs(trace)), y
 
+    def add(
+        self,
+        accumulators: Sequence[Accumulator],
+        structure: Structure,
+        trace: Trace,
+        f: Float[Tensor, "n t c"],
+        y: Tensor,
+    ) -> None:
+        """Add one piece to the accumulators of the parts: by its likelihood terms if it can be, else row by row."""
+        terms = self.output_terms(trace, f, y) if structure.adds_output else None
+        if terms is not None:
+            for accumulator, some in zip(accumulators, terms, strict=True):
+                accumulator.add_output(some)
+            return
+        for accumulator, part in zip(accumulators, self.fisher.parts(self.likelihood, f, y), strict=True):
+            accumulator.add(self.rows(trace, part))
+
+    def output_terms(self, trace: Trace, f: Float[Tensor, "n t c"], y: Tensor) -> list[OutputTerms] | None:
+        """The piece as terms of each part, when only the output layer is inferred and its positions are the terms."""
+        if not self.linearised.only_last:
+            return None
+        order = self.sites.split(torch.arange(self.linearised.k, device=f.device)[None])[0]
+        block = trace.output_block(order)
+        if block is None:
+            return None
+        curvatures = self.fisher.curvatures(self.likelihood, f, y)
+        return None if curvatures is None else [OutputTerms(block, part) for part in curvatures]
+
     def rows(self, trace: Trace, part: Float[Tensor, "n t c m"]) -> Iterator[Jacobian]:
         """SᵀJ for one part of the curvature, some columns at a time."""
         columns = _columns(part, self.sites, self.fisher)
@@ -93,66 +124,68 @@ def estimate(
     with closing(sweep.pieces(data())) as pieces:
         for trace, f, y in pieces:
             statistics.add(trace, f, y)
-            _accumulate(sweep, structure, trace, f, y, accumulators)
+            if not accumulators:
+                accumulators = [structure.accumulator(linearised.layout, f.device) for _ in statistics.gradients]
+            sweep.add(accumulators, structure, trace, f, y)
     parts = [accumulator.result() for accumulator in accumulators]
     second = structure.second_pass(parts)
     if second is not None:
         with closing(sweep.pieces(data())) as pieces:
             for trace, f, y in pieces:
-                for accumulator, part in zip(second, fisher.parts(likelihood, f, y), strict=True):
-                    accumulator.add(sweep.rows(trace, part))
+                sweep.add(second, structure, trace, f, y)
         parts = [accumulator.result() for accumulator in second]
     return Estimate(tuple(parts), statistics.result())
 
 
-def _accumulate(
-    sweep: Pass, structure: Structure, trace: Trace, f: Tensor, y: Tensor, accumulators: list[Accumulator]
-) -> None:
-    parts = sweep.fisher.parts(sweep.likelihood, f, y)
-    if not accumulators:
-        accumulators += [structure.accumulator(sweep.linearised.layout, f.device) for _ in parts]
-    for accumulator, part in zip(accumulators, parts, strict=True):
-        accumulator.add(sweep.rows(trace, part))
-
-
-_PENDING_PIECES = 16
-
-
 class _RunningStatistics:
-    """FitStatistics while they are being added up: float64 sums, updated in place."""
+    """FitStatistics while they are being added up."""
 
     def __init__(self, sweep: Pass) -> None:
         self.sweep, self.n = sweep, 0
         self.likelihood: Tensor | float = 0.0
-        self.gradients: list[Tensor] = []
-        self.pending: list[Tensor] = []  # some pieces' gradients, in the model's precision
-        self.n_pending = 0
+        self.gradients: list[_GradientSum] = []  # one per dispersion part
 
     def add(self, trace: Trace, f: Float[Tensor, "n t c"], y: Tensor) -> None:
         likelihood, sites = self.sweep.likelihood, self.sweep.sites
         residuals = [sites.join(r).reshape(len(f), -1) for r in likelihood.part_residuals(f, y)]
         if not self.gradients:
-            p = self.sweep.linearised.layout.p
-            self.gradients = [torch.zeros(p, dtype=torch.float64, device=f.device) for _ in residuals]
-            self.pending = [torch.zeros(p, dtype=f.dtype, device=f.device) for _ in residuals]
-        for total, r in zip(self.pending, residuals, strict=True):
-            trace.add_vjp_(total, r)
-        self.n_pending += 1
-        if self.n_pending >= _PENDING_PIECES:
-            self._fold()
+            self.gradients = [_GradientSum(self.sweep.linearised.layout, f.device) for _ in residuals]
+        for total, r in zip(self.gradients, residuals, strict=True):
+            total.add(*trace.vjp(r))
         self.likelihood = self.likelihood + likelihood.statistics(f.double(), y)
         self.n += len(f)
 
     def result(self) -> FitStatistics:
         assert isinstance(self.likelihood, Tensor)  # Batches refuses to be empty
-        self._fold()
-        return FitStatistics(self.n, self.likelihood, torch.stack(self.gradients))
+        return FitStatistics(self.n, self.likelihood, torch.stack([total.result() for total in self.gradients]))
 
-    def _fold(self) -> None:
-        for total, some in zip(self.gradients, self.pending, strict=True):
-            total.add_(some)
-            some.zero_()
-        self.n_pending = 0
+
+class _GradientSum:
+    """A running Σ_n J_nᵀ r_n, float64: Σ g aᵀ of dense layers over many data at a time, other tensors as they come."""
+
+    def __init__(self, layout: ParamLayout, device: torch.device) -> None:
+        self.layout = layout
+        self.total = torch.zeros(layout.p, dtype=torch.float64, device=device)
+        self.products: dict[int, tuple[Arrangement, ProductSum]] = {}  # by where the layer begins
+
+    def add(self, blocks: Sequence[FactorBlock], gradients: Mapping[str, Tensor]) -> None:
+        for name, g in gradients.items():
+            self.total[self.layout[name]].add_(g.reshape(-1))
+        for block in blocks:
+            self._product(block.arrangement).add(block.g[:, 0].flatten(0, 1), block.a.flatten(0, 1))
+
+    def result(self) -> Float[Tensor, " p"]:
+        for arrangement, product in self.products.values():
+            for s, part in zip(arrangement.slices, arrangement.flat_parts(product.result()), strict=True):
+                self.total[s].add_(part)
+        return self.total
+
+    def _product(self, arrangement: Arrangement) -> ProductSum:
+        start = arrangement.slices[0].start
+        if start not in self.products:
+            q, o, i = arrangement.q, arrangement.o, arrangement.i
+            self.products[start] = arrangement, ProductSum(q, o, i, self.total.device)
+        return self.products[start][1]
 
 
 def _columns(part: Float[Tensor, "n t c m"], sites: Sites, fisher: Fisher) -> Float[Tensor, "n k j"]:

@@ -14,7 +14,7 @@ import torch
 
 from lapwing._types import Float, Tensor
 from lapwing.errors import InputError, StructureError
-from lapwing.likelihoods import Likelihood
+from lapwing.likelihoods import Columns, Likelihood, OutputCurvature
 
 
 class Fisher(ABC):
@@ -23,6 +23,10 @@ class Fisher(ABC):
     @abstractmethod
     def parts(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[Float[Tensor, "n t c m"]]:
         """Columns for each part; with `separate_sites` false, column j of all sites belongs to one row of SᵀJ."""
+
+    @abstractmethod
+    def curvatures(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[OutputCurvature] | None:
+        """S Sᵀ of every likelihood term for each part; None when a row of SᵀJ mixes several terms."""
 
     @abstractmethod
     def scales(self, likelihood: Likelihood) -> Float[Tensor, " g"]: ...
@@ -38,6 +42,9 @@ class Exact(Fisher):
 
     def parts(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[Float[Tensor, "n t c m"]]:
         return likelihood.part_roots(f, y)
+
+    def curvatures(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[OutputCurvature] | None:
+        return likelihood.part_curvatures(f, y)
 
     def scales(self, likelihood: Likelihood) -> Float[Tensor, " g"]:
         return likelihood.part_scales()
@@ -62,6 +69,9 @@ class Sampled(Fisher):
         draws = [likelihood.part_sampled(f, y, generator=self.generator) for _ in range(self.n_draws)]
         return [torch.stack(part, dim=-1) / self.n_draws**0.5 for part in zip(*draws, strict=True)]
 
+    def curvatures(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[OutputCurvature] | None:
+        return [Columns(part) for part in self.parts(likelihood, f, y)] if f.shape[1] == 1 else None
+
     def scales(self, likelihood: Likelihood) -> Float[Tensor, " g"]:
         return likelihood.part_scales()
 
@@ -80,6 +90,9 @@ class Empirical(Fisher):
                 'curvature does not split by output. Use fisher="exact" or "mc", or one shared noise level.'
             )
         return [part[..., None] for part in parts]
+
+    def curvatures(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[OutputCurvature] | None:
+        return [Columns(part) for part in self.parts(likelihood, f, y)]
 
     def scales(self, likelihood: Likelihood) -> Float[Tensor, " g"]:
         # The residual carries 1/σ², so its square carries 1/σ⁴.

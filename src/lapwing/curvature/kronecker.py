@@ -13,8 +13,9 @@ import torch
 
 from lapwing._types import Float, Tensor
 from lapwing.curvature.accumulate import Accumulator, DenseSum, DiagonalSum, Structure
+from lapwing.curvature.output_layer import OutputGram, OutputTerms
 from lapwing.errors import InputError
-from lapwing.jacobian import Block, FactorBlock, Jacobian, RowSizes
+from lapwing.jacobian import Block, FactorBlock, Given, Inputs, Jacobian, OutputBlock, RowSizes
 from lapwing.linalg import GramSum
 from lapwing.operators import (
     Arrangement,
@@ -46,6 +47,7 @@ class Kron(Structure):
     sharing: str = "expand"
     bias: str = "joint"
     damping: str = "exact"
+    adds_output = True
 
     def __post_init__(self) -> None:
         _check_word("sharing", self.sharing, ("expand", "reduce"))
@@ -88,6 +90,13 @@ class _LayerSums(Accumulator):
             for total, block in zip(self.sums, rows.blocks, strict=True):
                 total.add(block, rows, inputs_too=number == 0)  # all columns of the same data share their inputs
 
+    def add_output(self, terms: OutputTerms) -> None:
+        if not self.sums:
+            self.sums = [self._sum_for(terms.block)]
+        (total,) = self.sums
+        assert isinstance(total, _FactorSum)
+        total.add_output(terms)
+
     def result(self) -> Curvature:
         found = sorted((pair for total in self.sums for pair in total.result()), key=lambda pair: pair[0].start)
         return BlockDiagonalCurvature(tuple(s for s, _ in found), tuple(H for _, H in found))
@@ -95,7 +104,7 @@ class _LayerSums(Accumulator):
     def _sum_for(self, block: Block) -> _FactorSum | _LooseSum:
         start = block.slices[0].start
         name = next(n for n in self.layout.names if self.layout[n].start <= start < self.layout[n].stop)
-        if isinstance(block, FactorBlock):
+        if isinstance(block, FactorBlock | OutputBlock):
             return _FactorSum(self.structure, owner(name) or name, block)
         return _LooseSum(block.slices[0], self.device)
 
@@ -103,30 +112,44 @@ class _LayerSums(Accumulator):
 class _FactorSum:
     """Σ a aᵀ, the number of positions in it, and Σ g gᵀ of one layer."""
 
-    def __init__(self, structure: Kron, name: str, block: FactorBlock) -> None:
+    def __init__(self, structure: Kron, name: str, block: FactorBlock | OutputBlock) -> None:
         self.structure, self.name, self.arrangement = structure, name, block.arrangement
         q, o, i = block.arrangement.q, block.arrangement.o, block.arrangement.i
-        self.A, self.B = GramSum(q, i, block.g.device), GramSum(q, o, block.g.device)
+        self.A, self.B = GramSum(q, i, block.device), GramSum(q, o, block.device)
+        self.Lambda: OutputGram | None = None
         self.count = 0.0
 
     def add(self, block: Block, rows: Jacobian, *, inputs_too: bool) -> None:
         assert isinstance(block, FactorBlock)
-        reduce = self.structure.sharing == "reduce"
         n, _, r = block.g.shape[:3]
         if inputs_too and r:
-            if reduce:
-                self.A.add(block.inputs.tensor().mean(1))
-            else:
-                block.inputs.add_gram_(self.A)
-            self.count += n if reduce else n * r
-        if reduce:
+            self._add_inputs(block.inputs, n, r)
+        if self.structure.sharing == "reduce":
             self.B.add(block.g.sum(2).flatten(0, 1))
         else:
             block.add_output_gram_(self.B)
 
+    def add_output(self, terms: OutputTerms) -> None:
+        # A row of SᵀJ belongs to one term, so its sum over positions is the term itself, reduced or not.
+        n, r, _ = terms.block.a.shape
+        self._add_inputs(Given(terms.block.a[:, :, None]), n, r)
+        if self.Lambda is None:
+            self.Lambda = OutputGram(self.arrangement.o, terms.block.device)
+        self.Lambda.add(terms.output_curvature)
+
+    def _add_inputs(self, inputs: Inputs, n: int, r: int) -> None:
+        if self.structure.sharing == "reduce":
+            self.A.add(inputs.tensor().mean(1))
+            self.count += n
+        else:
+            inputs.add_gram_(self.A)
+            self.count += n * r
+
     def result(self) -> list[tuple[slice, Curvature]]:
         arrangement = self.arrangement
         A, B = self.A.result(), self.B.result()
+        if self.Lambda is not None:
+            B += self.Lambda.result()
         if self.structure.bias != "separate" or len(arrangement.slices) == 1:
             whole = slice(min(s.start for s in arrangement.slices), max(s.stop for s in arrangement.slices))
             return [(whole, self._curvature(arrangement, A, B))]
@@ -177,6 +200,10 @@ class _AxisSums(Accumulator):
         for rows in pieces:
             for k, basis in self.bases.items():
                 self.s[k] += rows.columns(self.first.slices[k]).rotated(basis).sum_squares()
+
+    def add_output(self, terms: OutputTerms) -> None:
+        for k, basis in self.bases.items():
+            self.s[k] += terms.axis_squares(self.first.slices[k], basis)
 
     def result(self) -> Curvature:
         blocks = list(self.first.blocks)

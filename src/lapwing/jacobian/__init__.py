@@ -5,6 +5,18 @@ from lapwing.jacobian.dense import DenseBlock
 from lapwing.jacobian.embedding import EmbeddingBlock
 from lapwing.jacobian.factored import FactorBlock
 from lapwing.jacobian.inputs import Given, Inputs
+from lapwing.jacobian.output import OutputBlock
 from lapwing.jacobian.rows import Jacobian
 
-__all__ = ["Block", "DenseBlock", "EmbeddingBlock", "FactorBlock", "Given", "Inputs", "Jacobian", "RowSizes", "padded"]
+__all__ = [
+    "Block",
+    "DenseBlock",
+    "EmbeddingBlock",
+    "FactorBlock",
+    "Given",
+    "Inputs",
+    "Jacobian",
+    "OutputBlock",
+    "RowSizes",
+    "padded",
+]

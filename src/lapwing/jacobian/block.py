@@ -83,6 +83,10 @@ class Block(ABC):
     def outputs_at(self, rows: Int[Tensor, " k"]) -> Block:
         """Some of the c rows of every datum."""
 
+    def plain(self) -> Block:
+        """The same columns with nothing left implicit, for a block of another kind to meet."""
+        return self
+
     @abstractmethod
     def data_at(self, data: slice) -> Block:
         """All rows of some of the n data."""

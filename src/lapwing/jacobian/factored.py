@@ -34,6 +34,14 @@ class FactorBlock(Block):
         return self.inputs.tensor()
 
     @property
+    def device(self) -> torch.device:
+        return self.g.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.g.dtype
+
+    @property
     def slices(self) -> tuple[slice, ...]:
         return self.arrangement.slices
 
@@ -97,7 +105,7 @@ class FactorBlock(Block):
         return (self.matrices().flatten(2) ** 2 @ W.flatten()).double()
 
     def cross(self, other: Block, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
-        scales = self.arrangement.input_scales(D)
+        scales, other = self.arrangement.input_scales(D), other.plain()
         if not isinstance(other, FactorBlock) or not (self._single and other._single) or scales is None:
             dense = zip(self.slices, self.parts(), other.parts(), strict=True)
             return summed((J.flatten(0, 1) * D.diagonal[s]) @ K.flatten(0, 1).T for s, J, K in dense)
@@ -118,6 +126,11 @@ class FactorBlock(Block):
             squares = summed(block.matrices().square_().sum((0, 1)) for block in each)
         return self.arrangement.flat_parts(squares.double())
 
+    def totals(self) -> tuple[Float[Tensor, " _"], ...]:
+        """Σ over all rows, in the model's dtype."""
+        g = self.g[:, 0] if self.g.shape[1] == 1 else self.g.sum(1)
+        return self.arrangement.flat_parts(torch.einsum("nrqo,nrqi->qoi", g, self.a))
+
     def rotated(self, U_B: Float[Tensor, "q o o"], U_A: Float[Tensor, "q i i"]) -> Block:
         """The rows in other coordinates: W ↦ U_Bᵀ W U_A, flattened as (q, o, i)."""
         q, o, i = len(U_B), U_B.shape[1], U_A.shape[1]
@@ -130,21 +143,16 @@ class FactorBlock(Block):
         return FactorBlock(Arrangement.plain(q, o, i), g, Given(self.inputs.rotated(U_A)))
 
     def within(self, where: slice) -> Block | None:
-        weight, bias = (
-            s is not None and where.start <= s.start and s.stop <= where.stop
-            for s in (self.arrangement.weight, self.arrangement.bias)
-        )
-        if (weight + bias) in (0, len(self.slices)):
-            return self if weight or bias else None
-        kept = replace(self.arrangement, bias=None) if weight else replace(self.arrangement, weight=None)
-        columns = slice(None, -1) if weight else slice(-1, None)
-        return replace(self, arrangement=kept, inputs=Given(self.a[..., columns]))
+        arrangement, columns = self.arrangement.within(where)
+        if arrangement is None or arrangement is self.arrangement:
+            return None if arrangement is None else self
+        return replace(self, arrangement=arrangement, inputs=Given(self.a[..., columns]))
 
     def shifted(self, offset: int) -> FactorBlock:
         return replace(self, arrangement=self.arrangement.shifted(offset))
 
     def concatenated(self, others: Sequence[Block]) -> FactorBlock:
-        blocks = [self, *(other for other in others if isinstance(other, FactorBlock))]
+        blocks = [self, *(block for other in others if isinstance(block := other.plain(), FactorBlock))]
         r = max(block.g.shape[2] for block in blocks)  # shorter sequences get positions that contribute nothing
         g = torch.cat([padded(block.g, r, 2) for block in blocks])
         return replace(self, g=g, inputs=Given(torch.cat([padded(block.a, r, 1) for block in blocks])))

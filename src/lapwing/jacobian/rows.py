@@ -10,6 +10,7 @@ import torch
 from lapwing._types import Float, Int, Tensor
 from lapwing.jacobian.block import Block, summed
 from lapwing.jacobian.factored import FactorBlock
+from lapwing.jacobian.output import OutputBlock
 from lapwing.operators import Basis, GroupedDiagonal, Rows
 
 _CACHED_FLOATS = 1 << 17  # one megabyte of float64
@@ -61,8 +62,8 @@ class Jacobian(Rows):
 
     def rotated(self, basis: Basis) -> Jacobian:
         (block,) = self.blocks
-        assert isinstance(block, FactorBlock)
-        U_B, U_A = basis.at(block.g.dtype)
+        assert isinstance(block, FactorBlock | OutputBlock)
+        U_B, U_A = basis.at(block.dtype)
         return replace(self, blocks=(block.rotated(U_B, U_A),), p=len(U_B) * U_B.shape[1] * U_A.shape[1])
 
     def columns(self, block: slice) -> Jacobian:

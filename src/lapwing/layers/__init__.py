@@ -1,16 +1,29 @@
 """Rules for kinds of layers: how their Jacobian block comes out of one captured forward pass."""
 
-from lapwing.layers.base import Calls, DirectRule, FactorRule, RewrittenRule, Rule, summed_over_positions
-from lapwing.layers.capture import captured_blocks, recording
+from lapwing.layers.base import (
+    Calls,
+    DirectRule,
+    FactorRule,
+    RewrittenRule,
+    Rule,
+    called_densely,
+    summed_over_positions,
+)
+from lapwing.layers.capture import captured_blocks, places, pulled_back, recording
+from lapwing.layers.output import OutputLayer
 from lapwing.layers.rules import register_rule, rule_for, ruled_modules
 
 __all__ = [
     "Calls",
     "DirectRule",
     "FactorRule",
+    "OutputLayer",
     "RewrittenRule",
     "Rule",
+    "called_densely",
     "captured_blocks",
+    "places",
+    "pulled_back",
     "recording",
     "register_rule",
     "rule_for",

@@ -203,6 +203,12 @@ def empty_block(arrangement: Arrangement, like: Tensor, n: int, c: int) -> Facto
     return FactorBlock(arrangement, like.new_zeros(n, c, 0, arrangement.q, arrangement.o), Given(a))
 
 
+def called_densely(calls: Calls, n: int) -> bool:
+    """Whether a linear layer was called once, at one position of each datum."""
+    plain = isinstance(calls.rule, FactorRule) and type(calls.rule).blocks is FactorRule.blocks
+    return plain and len(calls.outputs) == 1 and calls.outputs[0].shape[:-1] == (n,)
+
+
 def joined(calls: list[Tensor]) -> Tensor:
     """The positions of all calls, one after the other."""
     return calls[0] if len(calls) == 1 else torch.cat(calls, dim=1)

@@ -35,32 +35,24 @@ def captured_blocks(
 ) -> dict[str, list[Block]]:
     """Blocks for every recorded module: one backward pass per column of the cotangents (n, K, c)."""
     outputs = [output for record in calls.values() for output in record.outputs]
-    gradients = [_pulled_back(f, outputs, column) for column in cotangents.unbind(-1)]
+    gradients = [pulled_back(f, outputs, column) for column in cotangents.unbind(-1)]
     blocks: dict[str, list[Block]] = {}
     start = 0
     for path, record in calls.items():
         stop = start + len(record.outputs)
-        own = {name.rpartition(".")[2]: layout[name] for name in layout.modules[path]}
+        own = places(layout, path)
         blocks[path] = record.rule.blocks(record, [column[start:stop] for column in gradients], own, len(f))
         start = stop
     return blocks
 
 
-def _pulled_back(f: Tensor, outputs: list[Tensor], column: Tensor) -> list[Tensor]:
-    # The last layer's own output is f: its gradient is the cotangent itself, no backward pass needed.
-    if len(outputs) == 1 and outputs[0].numel() == f.numel() and _is_last(f, outputs[0]):
-        return [column.reshape(outputs[0].shape).to(outputs[0].dtype)]
+def places(layout: ParamLayout, path: str) -> dict[str, slice]:
+    """Where the inferred tensors of a module stand, by their own names."""
+    return {name.rpartition(".")[2]: layout[name] for name in layout.modules[path]}
+
+
+def pulled_back(f: Tensor, outputs: list[Tensor], column: Tensor) -> list[Tensor]:
     if not f.requires_grad or not outputs:
         return [torch.zeros_like(s) for s in outputs]
     gradients = torch.autograd.grad(f, outputs, column.to(f.dtype), retain_graph=True, allow_unused=True)
     return [torch.zeros_like(s) if g is None else g for s, g in zip(outputs, gradients, strict=True)]
-
-
-def _is_last(f: Tensor, output: Tensor) -> bool:
-    """Whether f is that output up to the copy and reshapes: nothing was computed in between."""
-    node = f.grad_fn
-    while node is not None and node is not output.grad_fn:
-        if node.name() not in ("CloneBackward0", "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0"):
-            return False
-        node = node.next_functions[0][0]
-    return node is not None and node is output.grad_fn

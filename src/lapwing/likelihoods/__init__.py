@@ -7,16 +7,19 @@ from lapwing.likelihoods.check import LikelihoodCheck, check_likelihood
 from lapwing.likelihoods.custom import CustomLikelihood
 from lapwing.likelihoods.gaussian import Gaussian
 from lapwing.likelihoods.heteroscedastic import HeteroscedasticGaussian
+from lapwing.likelihoods.output_curvature import Columns, OutputCurvature
 from lapwing.likelihoods.poisson import Poisson
 
 __all__ = [
     "Bernoulli",
     "Categorical",
+    "Columns",
     "CustomLikelihood",
     "Gaussian",
     "HeteroscedasticGaussian",
     "Likelihood",
     "LikelihoodCheck",
+    "OutputCurvature",
     "Poisson",
     "Sites",
     "check_likelihood",

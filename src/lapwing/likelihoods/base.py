@@ -16,6 +16,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from lapwing.likelihoods.output_curvature import Columns, OutputCurvature
+
 
 @dataclass(frozen=True)
 class Sites:
@@ -106,6 +108,10 @@ class Likelihood(ABC):
     def part_roots(self, f: Tensor, y: Tensor) -> Sequence[Tensor]:
         """Unit-dispersion roots S_g with Λ = Σ_g c_g S_g S_gᵀ, each (..., C, K_g)."""
         return [self.hessian_root(f, y)]
+
+    def part_curvatures(self, f: Tensor, y: Tensor) -> Sequence[OutputCurvature]:
+        """S_g S_gᵀ of every term, for sums that need no columns."""
+        return [Columns(S) for S in self.part_roots(f, y)]
 
     def part_sampled(self, f: Tensor, y: Tensor, *, generator: torch.Generator) -> Sequence[Tensor]:
         """Unit-dispersion residuals of targets drawn from the model: E[r rᵀ] = S_g S_gᵀ; each (..., C)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn.functional import logsigmoid
 
 from lapwing.errors import InputError
 from lapwing.likelihoods.base import Likelihood, Sites
+from lapwing.likelihoods.output_curvature import Independent, OutputCurvature
 from lapwing.likelihoods.targets import as_tensor, check_class_axis, first_index, in_shape
 
 
@@ -48,6 +50,9 @@ class Bernoulli(Likelihood):
 
     def hessian(self, f: Tensor, y: Tensor) -> Tensor:
         return torch.diag_embed(torch.sigmoid(f) * torch.sigmoid(-f))
+
+    def part_curvatures(self, f: Tensor, y: Tensor) -> Sequence[OutputCurvature]:
+        return [Independent(torch.sigmoid(f) * torch.sigmoid(-f))]
 
     def hessian_root(self, f: Tensor, y: Tensor) -> Tensor:
         return torch.diag_embed(torch.sigmoid(f).sqrt() * torch.sigmoid(-f).sqrt())

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lapwing.errors import InputError, InputTypeError, ShapeError
 from lapwing.likelihoods.base import Likelihood, Sites
+from lapwing.likelihoods.output_curvature import OutputCurvature, Softmax, complement
 from lapwing.likelihoods.targets import as_tensor, check_class_axis, first_index, in_shape
 
 
@@ -82,7 +83,8 @@ class Categorical(Likelihood):
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
         w = self._term_weight(f, y)
-        log_p = torch.where(_one_hot(y, f), torch.log_softmax(f, -1), 0.0).sum(-1)
+        label = torch.where(y == self.ignore_index, 0, y)[..., None]
+        log_p = torch.log_softmax(f, -1).gather(-1, label)[..., 0]
         # `where`, not a product alone: 0 · (−inf) of a masked logit would be NaN.
         return torch.where(w > 0, w * log_p, 0.0)
 
@@ -92,7 +94,7 @@ class Categorical(Likelihood):
     def hessian(self, f: Tensor, y: Tensor) -> Tensor:
         p = torch.softmax(f, -1)
         eye = torch.eye(p.shape[-1], dtype=torch.bool, device=p.device)
-        output_hessian = torch.where(eye, torch.diag_embed(p * _complement(p)), -p[..., :, None] * p[..., None, :])
+        output_hessian = torch.where(eye, torch.diag_embed(p * complement(p)), -p[..., :, None] * p[..., None, :])
         return self._term_weight(f, y)[..., None, None] * output_hessian
 
     def hessian_root(self, f: Tensor, y: Tensor) -> Tensor:
@@ -118,6 +120,9 @@ class Categorical(Likelihood):
         p = torch.softmax(f, -1)
         centred = v - (p * v).sum(-1, keepdim=True)
         return self._term_weight(f, y)[..., None] * p * centred
+
+    def part_curvatures(self, f: Tensor, y: Tensor) -> Sequence[OutputCurvature]:
+        return [Softmax(f, self._term_weight(f, y))]
 
     def sample(self, f: Tensor, *, generator: torch.Generator) -> Tensor:
         """Labels from the softmax; class weights are the loss's, not the model's, and play no part."""
@@ -149,12 +154,6 @@ def _label_residual(f: Tensor, y: Tensor) -> Tensor:
     label = _one_hot(y, f)
     others = torch.where(label, 0.0, torch.softmax(f, -1))
     return torch.where(label, others.sum(-1, keepdim=True), -others)
-
-
-def _complement(p: Tensor) -> Tensor:
-    """1 − p without cancellation: only the largest entry can be near one, and there it is the sum of the others."""
-    largest = _one_hot(p.argmax(-1), p)
-    return torch.where(largest, torch.where(largest, 0.0, p).sum(-1, keepdim=True), 1 - p)
 
 
 def _checked_weight(weight: Sequence[float] | Tensor) -> tuple[float, ...]:

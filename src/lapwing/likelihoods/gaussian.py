@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lapwing.errors import InputError, InputTypeError, NumericalError, ShapeError
 from lapwing.likelihoods.base import Likelihood, Sites
+from lapwing.likelihoods.output_curvature import Independent, OutputCurvature
 from lapwing.likelihoods.targets import as_tensor, check_class_axis, in_shape, require_finite
 
 
@@ -100,6 +101,9 @@ class Gaussian(Likelihood):
         """Shared noise: the identity. Per output: e_g as one column each."""
         eye = torch.eye(f.shape[-1], dtype=f.dtype, device=f.device).expand(*f.shape, f.shape[-1])
         return [eye[..., g : g + 1] for g in range(f.shape[-1])] if self.per_output else [eye]
+
+    def part_curvatures(self, f: Tensor, y: Tensor) -> Sequence[OutputCurvature]:
+        return [Independent(d) for d in self._by_part(torch.ones_like(f))]
 
     def part_sampled(self, f: Tensor, y: Tensor, *, generator: torch.Generator) -> Sequence[Tensor]:
         return self._by_part(_standard_normal(f, generator))

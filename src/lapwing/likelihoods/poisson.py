@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lapwing.errors import InputError
 from lapwing.likelihoods.base import Likelihood, Sites
+from lapwing.likelihoods.output_curvature import Independent, OutputCurvature
 from lapwing.likelihoods.targets import as_tensor, check_class_axis, first_index, in_shape, require_finite
 
 
@@ -80,6 +81,9 @@ class Poisson(Likelihood):
 
     def hessian(self, f: Tensor, y: Tensor) -> Tensor:
         return torch.diag_embed(_counts_and_log_rate(f, y)[1].exp())
+
+    def part_curvatures(self, f: Tensor, y: Tensor) -> Sequence[OutputCurvature]:
+        return [Independent(_counts_and_log_rate(f, y)[1].exp())]
 
     def hessian_root(self, f: Tensor, y: Tensor) -> Tensor:
         return torch.diag_embed((_counts_and_log_rate(f, y)[1] / 2).exp())

@@ -84,6 +84,17 @@ class Arrangement:
                 scales.append(value.expand(n_columns))
         return torch.cat(scales)
 
+    def within(self, where: slice) -> tuple[Arrangement | None, slice]:
+        """The tensors inside a slice of the parameters, if any, and the input columns they have; none is cut."""
+        weight, bias = (
+            s is not None and where.start <= s.start and s.stop <= where.stop for s in (self.weight, self.bias)
+        )
+        if (weight + bias) in (0, len(self.slices)):
+            return (self if weight or bias else None), slice(None)
+        if weight:
+            return replace(self, bias=None), slice(None, -1)
+        return replace(self, weight=None), slice(-1, None)
+
     def shifted(self, offset: int) -> Arrangement:
         moved = [None if s is None else slice(s.start + offset, s.stop + offset) for s in (self.weight, self.bias)]
         return replace(self, weight=moved[0], bias=moved[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 
@@ -107,4 +108,4 @@ class BlockDiagonalPrecision(Precision):
         return torch.cat([verb(P, v[..., s]) for s, P in zip(self.slices, self.blocks, strict=True)], dim=-1)
 
     def _summed(self, verb: Callable[[Precision, Rows], Tensor], J: Rows) -> Tensor:
-        return torch.stack([verb(P, J.columns(s)) for s, P in zip(self.slices, self.blocks, strict=True)]).sum(0)
+        return reduce(torch.add, (verb(P, J.columns(s)) for s, P in zip(self.slices, self.blocks, strict=True)))

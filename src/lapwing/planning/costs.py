@@ -65,6 +65,11 @@ class Question:
         return n_columns(self.rehearsal, self.fisher)
 
     @property
+    def closed_output(self) -> bool:
+        """Whether the output layer alone is inferred, so that its curvature needs no columns."""
+        return self.rehearsal.linearised.only_last
+
+    @property
     def n_rows(self) -> int | None:
         """Rows of the data, when they are fewer than the parameters: then they are kept instead of the matrix.
 
@@ -111,6 +116,8 @@ class Question:
         """Multiplications per datum: forward, gradient of the log likelihood, columns of SᵀJ, and adding them up."""
         gradient = 2 * self.forward_macs if self.body_columns else sum(_layer(tile) for tile in self.survey.tiles)
         passes = self.forward_macs + gradient + self.body_columns * self.forward_macs
+        if self.closed_output and not isinstance(structure, Full | Block):
+            return passes + self._output_macs(structure)
         if isinstance(structure, Ekfac):
             second = self.forward_macs * (1 + self.body_columns) + self._factor_macs() + self._dense_row_macs()
             return passes + self._factor_macs() + second
@@ -124,6 +131,15 @@ class Question:
         """r q i² for A, once; r q o² for B, per column."""
         maps = [(tile.r, *tile.maps) for tile in self.survey.tiles if tile.maps]
         return sum(r * q * (i**2 + self.columns * o**2) for r, q, o, i in maps)
+
+    def _output_macs(self, structure: Structure) -> int:
+        """Of the output layer's r terms: r (i² + o²) for both factors, r o i along the axes of W or of their basis."""
+        (tile,) = self.survey.tiles
+        _, o, i = tile.maps or (0, 0, 0)
+        factors = tile.r * (i**2 + o**2)
+        if isinstance(structure, Ekfac):
+            return 2 * factors + tile.r * o**2 + _layer(tile) + self.forward_macs
+        return factors if isinstance(structure, Kron) else _layer(tile)
 
     def _dense_row_macs(self) -> int:
         return self.columns * sum(_layer(tile) for tile in self.survey.tiles)

@@ -16,7 +16,7 @@ import torch
 from lapwing._types import Float, Tensor
 from lapwing.curvature import Diag, Ekfac, Estimate, Exact, Fisher, Kron, Structure, estimate
 from lapwing.data import ModelInput
-from lapwing.likelihoods import Likelihood, Sites
+from lapwing.likelihoods import Likelihood, OutputCurvature, Sites
 from lapwing.linearise import Linearised
 from lapwing.operators import (
     Basis,
@@ -153,6 +153,9 @@ class _FewColumns(Fisher):
 
     def parts(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[Float[Tensor, "n t c m"]]:
         return [part[..., : self.limit] for part in Exact().parts(likelihood, f, y)]
+
+    def curvatures(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[OutputCurvature] | None:
+        return Exact().curvatures(likelihood, f, y)
 
     def scales(self, likelihood: Likelihood) -> Float[Tensor, " g"]:
         return likelihood.part_scales()

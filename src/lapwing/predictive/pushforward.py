@@ -61,8 +61,18 @@ def mean_outputs(weights: WeightGaussian, x: ModelInput) -> Float[Tensor, "n k"]
 
 def pushforward(weights: WeightGaussian, x: ModelInput) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k k"]]:
     """Mean and covariance over all K outputs of each datum."""
-    pieces = [(f, weights.precision.inv_quad(J)) for f, J in weights.jacobians(x)]
-    return torch.cat([f for f, _ in pieces]), torch.cat([cov for _, cov in pieces])
+    means, cov, start = [], None, 0
+    for f, J in weights.jacobians(x):
+        piece = weights.precision.inv_quad(J)
+        if len(f) == x.n:
+            return f, piece
+        # One array that is filled: the pieces and their concatenation would take twice as much.
+        cov = piece.new_empty(x.n, *piece.shape[1:]) if cov is None else cov
+        cov[start : start + len(f)] = piece
+        means.append(f)
+        start += len(f)
+    assert cov is not None  # there is at least one input
+    return torch.cat(means), cov
 
 
 def pushforward_marginal(weights: WeightGaussian, x: ModelInput) -> Float[Tensor, "n k"]:
