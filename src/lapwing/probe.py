@@ -141,7 +141,8 @@ def _shifted(linearised: Linearised) -> tuple[Linearised, dict[str, Tensor]]:
     tensors, directions = dict(linearised.network.tensors), {}
     for name in linearised.layout.names:
         old = tensors[name]
-        directions[name] = torch.randn(old.shape, generator=generator, dtype=torch.float32).to(old)
+        uniform = torch.empty(old.shape, dtype=torch.float32).uniform_(-1.7, 1.7, generator=generator)
+        directions[name] = uniform.to(old)  # of unit variance
         size = float(old.float().norm()) / old.numel() ** 0.5
         tensors[name] = torch.add(old, directions[name], alpha=0.1 * (size + 0.1))
     return replace(linearised, network=replace(linearised.network, tensors=tensors)), directions
@@ -158,11 +159,17 @@ def _true_projections(linearised: Linearised, few: ModelInput, directions: dict[
         f = linearised.flat(linearised.network(few.rows(slice(i, i + 1)), leaves), 1)[0]
         for c in range(2):
             for k, row in enumerate(pull_back(f, list(leaves.values()), cotangents[i, :, c])):
-                values[k, i, c] = float((row * directions[names[k]]).sum())
+                values[k, i, c] = _product(row, directions[names[k]])
                 norms[k, i, c] = float(row.norm())
     return Projections(
         directions, cotangents, dict(zip(names, values, strict=True)), dict(zip(names, norms, strict=True))
     )
+
+
+def _product(row: Tensor, direction: Tensor) -> float:
+    if row.dtype in (torch.float16, torch.bfloat16):
+        return float((row * direction).sum())
+    return float(torch.dot(row.reshape(-1), direction.reshape(-1)))
 
 
 def _agreeing_blocks(

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
-from lapwing._types import Tensor
+from lapwing._types import Float, Tensor
 from lapwing.curvature.output_layer import OutputTerms
-from lapwing.jacobian import Jacobian, RowSizes
-from lapwing.linalg import add_gram_, mirror_
+from lapwing.jacobian import FactorBlock, Jacobian, RowSizes
+from lapwing.linalg import Products, add_gram_, mirror_
 from lapwing.operators import (
+    Arrangement,
     BlockDiagonalCurvature,
     Curvature,
     DenseCurvature,
@@ -155,15 +156,49 @@ class _BlockSums(Accumulator):
 
 
 class DiagonalSum(Accumulator):
+    """Σ over rows of their squared entries."""
+
     def __init__(self, p: int, device: torch.device) -> None:
         self.entries = torch.zeros(p, dtype=torch.float64, device=device)
+        self.layers = LayerProducts(self.entries)
 
     def add(self, pieces: Iterable[Jacobian]) -> None:
         for rows in pieces:
-            self.entries += rows.sum_squares()
+            for block in rows.blocks:
+                if isinstance(block, FactorBlock) and block.one_position:
+                    # Σ_c (g_co a_i)² = (Σ_c g_co²) a_i²: one row per datum, whatever the number of columns
+                    self.layers.add(block.arrangement, block.g[:, :, 0].square().sum(1), block.a[:, 0].square())
+                else:
+                    for s, squares in zip(block.slices, block.sum_squares(), strict=True):
+                        self.entries[s] += squares
 
     def add_output(self, terms: OutputTerms) -> None:
-        self.entries += terms.sum_squares(len(self.entries))
+        self.layers.add(terms.block.arrangement, *terms.squares())
 
     def result(self) -> Curvature:
+        self.layers.finish()
         return DiagonalCurvature(self.entries)
+
+
+class LayerProducts:
+    """Σ x yᵀ of layers' rows, added to a flat vector of parameters once there are many of them."""
+
+    def __init__(self, total: Float[Tensor, " p"]) -> None:
+        self.total = total
+        self.layers: dict[int, tuple[Arrangement, Products]] = {}  # by where a layer begins
+
+    def add(self, arrangement: Arrangement, x: Float[Tensor, "m q o"], y: Float[Tensor, "m q i"]) -> None:
+        _, products = self.layers.setdefault(arrangement.slices[0].start, (arrangement, Products()))
+        products.add(x, y)
+        if products.full:
+            self._fold(arrangement, products)
+
+    def finish(self) -> None:
+        for arrangement, products in self.layers.values():
+            self._fold(arrangement, products)
+
+    def _fold(self, arrangement: Arrangement, products: Products) -> None:
+        product = products.take()
+        if product is not None:
+            for s, part in zip(arrangement.slices, arrangement.flat_parts(product), strict=True):
+                self.total[s].add_(part)

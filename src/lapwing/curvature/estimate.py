@@ -10,16 +10,15 @@ from operator import attrgetter
 import torch
 
 from lapwing._types import Float, Tensor
-from lapwing.curvature.accumulate import Accumulator, Structure
+from lapwing.curvature.accumulate import Accumulator, LayerProducts, Structure
 from lapwing.curvature.factors import Fisher
 from lapwing.curvature.output_layer import OutputTerms
 from lapwing.data import ModelInput
 from lapwing.errors import located
 from lapwing.jacobian import FactorBlock, Jacobian
 from lapwing.likelihoods import Likelihood, Sites
-from lapwing.linalg import ProductSum
 from lapwing.linearise import Linearised, Trace
-from lapwing.operators import Arrangement, Curvature
+from lapwing.operators import Curvature
 from lapwing.params import ParamLayout
 
 
@@ -157,7 +156,9 @@ class _RunningStatistics:
 
     def result(self) -> FitStatistics:
         assert isinstance(self.likelihood, Tensor)  # Batches refuses to be empty
-        return FitStatistics(self.n, self.likelihood, torch.stack([total.result() for total in self.gradients]))
+        gradients = [total.result() for total in self.gradients]
+        together = gradients[0][None] if len(gradients) == 1 else torch.stack(gradients)
+        return FitStatistics(self.n, self.likelihood, together)
 
 
 class _GradientSum:
@@ -166,26 +167,17 @@ class _GradientSum:
     def __init__(self, layout: ParamLayout, device: torch.device) -> None:
         self.layout = layout
         self.total = torch.zeros(layout.p, dtype=torch.float64, device=device)
-        self.products: dict[int, tuple[Arrangement, ProductSum]] = {}  # by where the layer begins
+        self.layers = LayerProducts(self.total)
 
     def add(self, blocks: Sequence[FactorBlock], gradients: Mapping[str, Tensor]) -> None:
         for name, g in gradients.items():
             self.total[self.layout[name]].add_(g.reshape(-1))
         for block in blocks:
-            self._product(block.arrangement).add(block.g[:, 0].flatten(0, 1), block.a.flatten(0, 1))
+            self.layers.add(block.arrangement, block.g[:, 0].flatten(0, 1), block.a.flatten(0, 1))
 
     def result(self) -> Float[Tensor, " p"]:
-        for arrangement, product in self.products.values():
-            for s, part in zip(arrangement.slices, arrangement.flat_parts(product.result()), strict=True):
-                self.total[s].add_(part)
+        self.layers.finish()
         return self.total
-
-    def _product(self, arrangement: Arrangement) -> ProductSum:
-        start = arrangement.slices[0].start
-        if start not in self.products:
-            q, o, i = arrangement.q, arrangement.o, arrangement.i
-            self.products[start] = arrangement, ProductSum(q, o, i, self.total.device)
-        return self.products[start][1]
 
 
 def _columns(part: Float[Tensor, "n t c m"], sites: Sites, fisher: Fisher) -> Float[Tensor, "n k j"]:

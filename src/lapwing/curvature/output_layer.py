@@ -25,21 +25,19 @@ class OutputTerms:
     block: OutputBlock
     output_curvature: OutputCurvature
 
-    def sum_squares(self, p: int) -> Float[Tensor, " p"]:
-        """diag Σ Λ ⊗ a aᵀ."""
-        squares = self._weighted(self.output_curvature.diagonals(), self.block.a)
-        return self.block.arrangement.flat(squares[None], p)
+    def squares(self) -> tuple[Float[Tensor, "m 1 o"], Float[Tensor, "m 1 i"]]:
+        """Λ_cc and a_i² of every term, whose products add up to diag H."""
+        a = self.block.a.flatten(0, 1)
+        return self.output_curvature.diagonals().flatten(0, 1).to(a.dtype)[:, None], a.square()[:, None]
 
     def axis_squares(self, where: slice, basis: Basis) -> Float[Tensor, " p"]:
         """The same along the axes of eigenbases of some of the layer's tensors, flattened as (o, i)."""
         part = self.block.within(where)
         assert isinstance(part, OutputBlock)
         U_A = basis.at(part.dtype)[1]
-        return self._weighted(self.output_curvature.along(basis.U_B[0]), part.a @ U_A[0]).flatten()
-
-    def _weighted(self, weights: Float[Tensor, "n t o"], a: Float[Tensor, "n t i"]) -> Float[Tensor, "o i"]:
-        """Σ λ_o a_i² over terms: one product of matrices."""
-        return (weights.flatten(0, 1).to(a.dtype).T @ a.flatten(0, 1).square()).double()
+        a = (part.a @ U_A[0]).flatten(0, 1)
+        along = self.output_curvature.along(basis.U_B[0]).flatten(0, 1)
+        return (along.to(a.dtype).T @ a.square()).double().flatten()
 
 
 class OutputGram:

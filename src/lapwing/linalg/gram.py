@@ -1,15 +1,50 @@
-"""Running sums of x yᵀ over many rows: products in the rows' own precision, sums over them in float64."""
+"""Running sums of x yᵀ over many rows: products in the rows' own precision, sums over many of them in float64.
+
+Products are added in place, so that a batch costs what its multiplication costs and no array of rows is kept.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import torch
 
 from lapwing._types import Float, Tensor
 from lapwing.linalg.symmetric import BLOCK, mirror_
 
-_ENOUGH_ROWS = 2048  # few large products are faster than many small ones, and write the float64 sum less often
+_MOST_ROWS = 2048  # summed in the rows' own precision; then the float64 sum is written
+_FEWEST_ROWS = 64  # multiplied at once: fewer are gathered first
+
+
+class Products:
+    """A running Σ x yᵀ for rows x (m, q, d) and y (m, q, e), per map q; `take` it when it is full."""
+
+    def __init__(self) -> None:
+        self.few = _Few(), _Few()
+        self.part: Tensor | None = None
+        self.n = 0
+
+    @property
+    def full(self) -> bool:
+        return self.n >= _MOST_ROWS
+
+    def add(self, x: Float[Tensor, "m q d"], y: Float[Tensor, "m q e"]) -> None:
+        left, right = self.few[0].joined(x), self.few[1].joined(y)
+        if left is not None and right is not None:
+            self._multiply(left, right)
+
+    def take(self) -> Float[Tensor, "q d e"] | None:
+        """The sum since it was last taken, to be added elsewhere before the next rows come; None if there was none."""
+        left, right = self.few[0].rest(), self.few[1].rest()
+        if left is not None and right is not None:
+            self._multiply(left, right)
+        empty, self.n = self.n == 0, 0
+        return None if empty else self.part
+
+    def _multiply(self, x: Float[Tensor, "m q d"], y: Float[Tensor, "m q e"]) -> None:
+        if self.part is None:
+            self.part = x.new_empty(x.shape[1], x.shape[2], y.shape[2])
+        # β = 0 overwrites what was taken
+        self.part.baddbmm_(x.permute(1, 2, 0), y.transpose(0, 1), beta=float(self.n > 0))
+        self.n += len(x)
 
 
 class GramSum:
@@ -17,11 +52,16 @@ class GramSum:
 
     def __init__(self, q: int, d: int, device: torch.device) -> None:
         self.H = torch.zeros(q, d, d, dtype=torch.float64, device=device)
-        self.rows = Gathered()
+        self.few = _Few()
+        self.part: Tensor | None = None
+        self.n = 0
 
     def add(self, x: Float[Tensor, "m q d"]) -> None:
-        for rows in self.rows.with_more(x):
-            self._fold(rows)
+        rows = self.few.joined(x)
+        if rows is not None:
+            self._multiply(rows)
+        if self.n >= _MOST_ROWS:
+            self._fold()
 
     def add_product(self, product: Float[Tensor, "q d d"]) -> None:
         """Σ x xᵀ of some rows, multiplied out elsewhere."""
@@ -33,68 +73,55 @@ class GramSum:
         self.H[0].add_(x.new_zeros(x.shape[1], x.shape[1]).addbmm_(x, x.mT))
 
     def result(self) -> Float[Tensor, "q d d"]:
-        for x in self.rows.left():
-            self._fold(x)
+        rows = self.few.rest()
+        if rows is not None:
+            self._multiply(rows)
+        self._fold()
         for H in self.H:
             mirror_(H)
         return self.H
 
-    def _fold(self, x: Float[Tensor, "m q d"]) -> None:
-        d = x.shape[2]
+    def _multiply(self, x: Float[Tensor, "m q d"]) -> None:
+        d, beta = x.shape[2], float(self.n > 0)
+        if self.part is None:
+            self.part = x.new_empty(self.H.shape)
+        self.n += len(x)
         if x.shape[1] > 1 or d < 2 * BLOCK:
-            by_map = x.transpose(0, 1)
-            self.H.add_(by_map.mT @ by_map)
+            self.part.baddbmm_(x.permute(1, 2, 0), x.transpose(0, 1), beta=beta)
             return
-        x = x[:, 0]
         for start in range(0, d, BLOCK):
             rows = slice(start, start + BLOCK)
-            self.H[0, rows, start:].add_(x[:, rows].T @ x[:, start:])
+            self.part[0, rows, start:].addmm_(x[:, 0, rows].T, x[:, 0, start:], beta=beta)
+
+    def _fold(self) -> None:
+        if self.n and self.part is not None:
+            d = self.H.shape[1]
+            for start in range(0, d, BLOCK):  # what is below the diagonal blocks was not computed
+                rows = slice(start, start + BLOCK)
+                self.H[:, rows, start:].add_(self.part[:, rows, start:])
+        self.n = 0
 
 
-class ProductSum:
-    """Σ x yᵀ for rows x (m, q, d) and y (m, q, e), per map q."""
+class _Few:
+    """Rows that come few at a time, gathered until they are worth a multiplication.
 
-    def __init__(self, q: int, d: int, e: int, device: torch.device) -> None:
-        self.total = torch.zeros(q, d, e, dtype=torch.float64, device=device)
-        self.rows = Gathered(), Gathered()
-
-    def add(self, x: Float[Tensor, "m q d"], y: Float[Tensor, "m q e"]) -> None:
-        for left, right in zip(self.rows[0].with_more(x), self.rows[1].with_more(y), strict=True):
-            self._fold(left, right)
-
-    def result(self) -> Float[Tensor, "q d e"]:
-        for x, y in zip(self.rows[0].left(), self.rows[1].left(), strict=True):
-            self._fold(x, y)
-        return self.total
-
-    def _fold(self, x: Float[Tensor, "m q d"], y: Float[Tensor, "m q e"]) -> None:
-        self.total.add_(x.transpose(0, 1).mT @ y.transpose(0, 1))
-
-
-class Gathered:
-    """Rows copied one after the other into one array until there are enough of them to be multiplied.
-
-    Copied at once: whoever gave them may change them afterwards, as a loader does that fills one batch over and over.
+    They are copied: whoever gave them may change them afterwards, as a loader does that fills one batch over and over.
     """
 
     def __init__(self) -> None:
-        self.rows: Tensor | None = None
+        self.pending: list[Tensor] = []
         self.n = 0
 
-    def with_more(self, x: Float[Tensor, "m ..."]) -> Iterator[Tensor]:
-        """Arrays of rows that are enough, if any; each is valid until the next is asked for."""
+    def joined(self, x: Float[Tensor, "m ..."]) -> Tensor | None:
+        """Rows to multiply now, if they are enough."""
         x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-        if self.n + len(x) > _ENOUGH_ROWS:
-            yield from self.left()
-        if len(x) >= _ENOUGH_ROWS:
-            yield x
-            return
-        if self.rows is None:
-            self.rows = x.new_empty(_ENOUGH_ROWS, *x.shape[1:])
-        self.rows[self.n : self.n + len(x)] = x
+        if not self.n and len(x) >= _FEWEST_ROWS:
+            return x
+        self.pending.append(x.clone())
         self.n += len(x)
+        return self.rest() if self.n >= _FEWEST_ROWS else None
 
-    def left(self) -> Iterator[Tensor]:
-        if self.rows is not None and self.n:
-            n, self.n = self.n, 0
-            yield self.rows[:n]
+    def rest(self) -> Tensor | None:
+        rows = torch.cat(self.pending) if self.n else None
+        self.pending, self.n = [], 0
+        return rows

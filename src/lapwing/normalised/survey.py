@@ -68,7 +68,9 @@ def _products(f: Tensor, leaves: Mapping[str, Tensor]) -> Euler:
     products: dict[str, list[Tensor]] = {name: [] for name in leaves}
     sizes: dict[str, list[Tensor]] = {name: [] for name in leaves}
     for _ in range(_COTANGENTS):
-        for (name, leaf), g in zip(leaves.items(), pull_back(f, list(leaves.values()), noise(f, generator)), strict=True):
+        for (name, leaf), g in zip(
+            leaves.items(), pull_back(f, list(leaves.values()), noise(f, generator)), strict=True
+        ):
             products[name].append((g.double() * leaf.detach().double()).sum())
             sizes[name].append(g.double().norm() * leaf.detach().double().norm())
     return Euler(_stacked(products), _stacked(sizes), float(f.detach().double().norm()))
