@@ -437,8 +437,14 @@ def test_updated_equals_a_fit_on_all_data(case: Case) -> None:
 
 def test_ekfac_cannot_be_updated() -> None:
     truth = Truth.of(by_name("mlp-tanh"))
+    posterior = truth.fit(structure="ekfac")
+
+    def visited() -> Iterator[tuple[object, Tensor]]:
+        pytest.fail("refused before the data are looked at")
+        yield truth.x, truth.y
+
     with pytest.raises(lw.StructureError, match="EKFAC"):
-        truth.fit(structure="ekfac").updated([(truth.x, truth.y)])
+        posterior.updated(visited())
 
 
 # --- kinds of curvature -------------------------------------------------------------------------------------------
@@ -670,3 +676,22 @@ def test_noise_is_tuned_on_the_same_factors() -> None:
 def test_dense_blocks_are_dense() -> None:
     blocks = [type(block) for _, block in blocks_of(Truth.of(by_name("batch-norm1d")).fit(structure="kron"))]
     assert blocks == [KroneckerCurvature, DenseCurvature, DenseCurvature, KroneckerCurvature]
+
+
+def test_another_noise_level_needs_no_new_decomposition_of_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    truth = Truth.of(by_name("mlp-tanh"))
+    y = torch.randn(len(truth.y), truth.case.datum_shape[0], dtype=torch.float64)
+    posterior = lw.fit(truth.model, [(truth.x, y)], lw.Gaussian(noise_std=None, per_output=True), structure="kron")
+    before = posterior.log_evidence()
+    sides: list[int] = []
+    decompose = torch.linalg.eigh
+
+    def counting(M: Tensor) -> object:
+        sides.append(M.shape[-1])
+        return decompose(M)
+
+    monkeypatch.setattr(torch.linalg, "eigh", counting)
+    noise = [2.0 + k for k in range(truth.case.datum_shape[0])]
+    moved = posterior.with_likelihood(lw.Gaussian(noise_std=noise, per_output=True))
+    assert moved.log_evidence() != before
+    assert len(sides) == len(moved.curvature.blocks)  # B of every layer, and no A

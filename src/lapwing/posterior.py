@@ -11,7 +11,7 @@ import torch
 
 from lapwing import evidence, predictive, registry
 from lapwing._types import Float, Scalar, Tensor
-from lapwing.curvature import Estimate, Fisher, FitStatistics, Kron, Structure, estimate
+from lapwing.curvature import Ekfac, Estimate, Fisher, FitStatistics, Kron, Structure, estimate
 from lapwing.data import Batches, ModelInput, as_batches, as_input
 from lapwing.diagnosis import NOISE_BOUNDS, PRECISION_BOUNDS, Diagnosis, Finding
 from lapwing.errors import InputTypeError, StructureError
@@ -364,6 +364,11 @@ class Posterior:
 
         An estimated noise level keeps its value; `lw.tune` moves it.
         """
+        if isinstance(self.structure, Ekfac):
+            raise StructureError(
+                "updated: two EKFAC curvatures have eigenbases of their own and do not add up exactly. "
+                'Fit once on all the data, or use structure="kron".'
+            )
         with random_state_kept():
             batches = as_batches(more_data, "more_data")
             more = estimate(

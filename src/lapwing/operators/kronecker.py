@@ -48,38 +48,53 @@ class Basis:
 
 
 @dataclass(frozen=True, eq=False)
+class Eigen:
+    """The eigenvalues and eigenvectors of a positive semidefinite matrix, found when first asked for."""
+
+    matrix: Float[Tensor, "q d d"]
+
+    @cached_property
+    def pair(self) -> tuple[Float[Tensor, "q d"], Float[Tensor, "q d d"]]:
+        values, U = torch.linalg.eigh(self.matrix)
+        return values.clamp(min=0), U
+
+
+@dataclass(frozen=True, eq=False)
 class KroneckerFactors:
     """Sums over the data: Σ a aᵀ with the number of positions in it, and Σ g gᵀ. They add; the mean is taken once."""
 
     A_sum: Float[Tensor, "q i i"]
     count: float
     B_sum: Float[Tensor, "q o o"]
+    shared: Eigen | None = None  # of A, when it is known from elsewhere
 
     @property
     def A(self) -> Float[Tensor, "q i i"]:
         return self.A_sum / self.count
 
     @cached_property
-    def _eigen_A(self) -> tuple[Tensor, Tensor]:
-        values, U = torch.linalg.eigh(self.A)
-        return values.clamp(min=0), U
+    def eigen_A(self) -> Eigen:
+        return Eigen(self.A) if self.shared is None else self.shared
 
     @cached_property
-    def _eigen_B(self) -> tuple[Tensor, Tensor]:
-        values, U = torch.linalg.eigh(self.B_sum)
-        return values.clamp(min=0), U
+    def eigen_B(self) -> Eigen:
+        return Eigen(self.B_sum)
 
     @property
     def a(self) -> Float[Tensor, "q i"]:
-        return self._eigen_A[0]
+        return self.eigen_A.pair[0]
 
     @property
     def b(self) -> Float[Tensor, "q o"]:
-        return self._eigen_B[0]
+        return self.eigen_B.pair[0]
 
     @cached_property
     def basis(self) -> Basis:
-        return Basis(self._eigen_A[1], self._eigen_B[1])
+        return Basis(self.eigen_A.pair[1], self.eigen_B.pair[1])
+
+    def same_inputs(self, other: KroneckerFactors) -> bool:
+        """Whether both are of the same data."""
+        return self.count == other.count and torch.equal(self.A_sum, other.A_sum)
 
 
 class Damping(ABC):
@@ -146,11 +161,12 @@ class KroneckerCurvature(Curvature):
     def mixed(self, others: Sequence[KroneckerCurvature], scales: Float[Tensor, " g"]) -> KroneckerCurvature:
         # Parts of the same data share A; curvatures of other data add to its sum and its count.
         parts = (self, *others)
-        factors = KroneckerFactors(
-            torch.stack([H.factors.A_sum for H in parts]).sum(0),
-            sum(H.factors.count for H in parts),
-            torch.stack([c * H.scale * H.factors.B_sum for c, H in zip(scales, parts, strict=True)]).sum(0),
-        )
+        B_sum = torch.stack([c * H.scale * H.factors.B_sum for c, H in zip(scales, parts, strict=True)]).sum(0)
+        if all(H.factors.same_inputs(self.factors) for H in others):
+            factors = replace(self.factors, B_sum=B_sum, shared=self.factors.eigen_A)
+        else:
+            A_sum = torch.stack([H.factors.A_sum for H in parts]).sum(0)
+            factors = KroneckerFactors(A_sum, sum(H.factors.count for H in parts), B_sum)
         return replace(self, factors=factors, scale=torch.ones_like(self.scale))
 
     def plus(self, P0: GroupedDiagonal) -> RotatedPrecision:
