@@ -101,6 +101,11 @@ class Batches:
     def first(self) -> tuple[ModelInput, Any]:
         return next(iter(self))
 
+    @property
+    def in_memory(self) -> bool:
+        """Whole arrays: the same order at every pass."""
+        return isinstance(self.source, _Arrays)
+
 
 def as_batches(data: Any, where: str = "data") -> Batches:
     """A DataLoader, Dataset, (X, Y) of tensors or arrays, or any re-iterable of batches."""

@@ -180,6 +180,14 @@ class Linearised:
         last = None if self.last is None else OutputLayer.of(calls[self.last], places(self.layout, self.last), f)
         return Trace(self, x, leaves, calls, f, last)
 
+    @contextmanager
+    def unrecorded(self, x: ModelInput) -> Iterator[Trace]:
+        """The same for those who want products with J only, and no layer's factors."""
+        x = self.network.placed(x)
+        with borrowed(self.network.model):
+            leaves = {name: self.network.tensors[name].detach().requires_grad_() for name in self.layout.names}
+            yield Trace(self, x, leaves, {}, self.flat(self.network(x, leaves), x.n))
+
     def flat(self, output: Tensor, n: int) -> Float[Tensor, "n k"]:
         if output.numel() != n * self.k:
             raise ShapeError(

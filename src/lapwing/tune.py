@@ -12,14 +12,14 @@ from lapwing import curvature, normalised, priors, registry, tuning
 from lapwing.data import as_batches
 from lapwing.errors import InputError, InputTypeError
 from lapwing.likelihoods import Gaussian, Likelihood
-from lapwing.linear_model import choose_jvp, design
+from lapwing.linear_model import choose_jvp, design, in_fixed_order
 from lapwing.linearise import Trace
 from lapwing.observations import encode_batch, observed
 from lapwing.posterior import Posterior, TrainingCheck
 from lapwing.sandbox import plain_tensors, random_state_kept
 
 _MOST_STORED = 1 << 26  # entries of a Jacobian of all the data that is kept while tuning: 512 MiB
-_MOST_CHECKED = 128  # training data whose prediction is checked
+_MOST_CHECKED = 64  # training data whose prediction is checked
 _FEW = 16  # inputs on which normalised groups are confirmed
 
 
@@ -96,7 +96,9 @@ class _Choice:
         batches = posterior.source if data is None else as_batches(data)
         make = recurved = None
         if batches is not None:
-            source = partial(observed, batches, posterior.likelihood, posterior.sites, progress=progress)
+            source = partial(
+                observed, in_fixed_order(batches), posterior.likelihood, posterior.sites, progress=progress
+            )
             make = partial(design, posterior.linearised, source, n=posterior.n_data, most_floats=_MOST_STORED)
             recurved = partial(_recurved, source=source) if self.curvature_at_mode else None
         with random_state_kept():

@@ -3,6 +3,7 @@
 from lapwing.linear_model.design import Design, Piece, StoredDesign, StreamedDesign, design
 from lapwing.linear_model.jvp import choose_jvp
 from lapwing.linear_model.mode import PRECISE, QUICK, Effort, Expansion, Problem, Search, solve_mode
+from lapwing.linear_model.order import in_fixed_order
 
 __all__ = [
     "PRECISE",
@@ -17,5 +18,6 @@ __all__ = [
     "StreamedDesign",
     "choose_jvp",
     "design",
+    "in_fixed_order",
     "solve_mode",
 ]

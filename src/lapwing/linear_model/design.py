@@ -1,7 +1,7 @@
 """The training data as the linear model sees them: outputs f, features J and targets y, some data at a time.
 
-Small problems keep J; large ones come back to the network at every pass, so that nothing of size N·K·P exists. No pass
-relies on the order of another, because a loader may shuffle.
+Small problems keep J; large ones come back to the network at every pass, so that nothing of size N·K·P exists. Every
+pass gives the same pieces in the same order.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class StreamedDesign(Design):
 
     def __iter__(self) -> Iterator[Piece]:
         for number, (x, y) in enumerate(self.source()):
-            with located(f"batch {number}"), self.linearised.trace(x) as trace:
+            with located(f"batch {number}"), self.linearised.unrecorded(x) as trace:
                 yield TracedPiece(trace.outputs.double(), y, trace, self.jvp)
 
 

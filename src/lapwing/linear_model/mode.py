@@ -9,7 +9,7 @@ early, used another weight decay, or had normalisation layers. Antorán et al. (
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,25 +20,25 @@ from lapwing.linear_model.design import Design, Piece
 from lapwing.operators import Precision
 from lapwing.priors import GaussianPrior
 
+Outputs = tuple[Tensor, ...] | None  # h of each piece of the data, (n, T, C); None: the network's own
+
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """The concave objective and its derivatives; each verb is one pass over the data."""
+    """The concave objective and its derivatives. Outputs of the linear model are kept from pass to pass."""
 
     design: Design
     likelihood: Likelihood
     sites: Sites
     likelihood_scale: float  # κ
     prior: GaussianPrior
-    theta_map: Float[Tensor, " p"]  # θ̃, where the network was linearised
 
-    def statistics(self, theta: Float[Tensor, " p"]) -> FitStatistics:
-        """Log likelihood and its gradient at θ, at unit dispersion."""
-        shift, n = theta - self.theta_map, 0
-        likelihood: Tensor | float = 0.0
+    def statistics(self, theta: Tensor, outputs: Outputs) -> FitStatistics:
+        """Log likelihood and its gradient where the outputs are h: one pass of reverse mode."""
+        n, likelihood = 0, torch.zeros((), dtype=torch.float64, device=theta.device)
         gradients: list[Tensor] = []
-        for piece in self.design:
-            h = self._moved(piece, shift)
+        for i, piece in enumerate(self.design):
+            h = self.outputs_of(piece, outputs, i)
             residuals = self.likelihood.part_residuals(h, piece.y)
             if not gradients:
                 gradients = [torch.zeros_like(theta) for _ in residuals]
@@ -46,54 +46,52 @@ class Problem:
                 piece.add_vjp_(total, self._flat(r))
             likelihood = likelihood + self.likelihood.statistics(h, piece.y)
             n += len(h)
-        assert isinstance(likelihood, Tensor)  # a design is never empty
         return FitStatistics(n, likelihood, torch.stack(gradients))
-
-    def value(self, theta: Tensor, statistics: FitStatistics) -> float:
-        scatter = (self.prior.P0.diagonal * (theta - self.prior.mean) ** 2).sum()
-        return float(self.likelihood_scale * self.likelihood.log_lik(statistics.likelihood) - 0.5 * scatter)
 
     def gradient(self, theta: Tensor, statistics: FitStatistics) -> tuple[Float[Tensor, " p"], Float[Tensor, " p"]]:
         """What the data pull, and what the prior pulls back."""
         from_data = self.likelihood_scale * (self.likelihood.part_scales().to(theta) @ statistics.gradients)
         return from_data, self.prior.P0.diagonal * (theta - self.prior.mean)
 
-    def hessian_mv(self, theta: Tensor, v: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
-        """(κ Σ Jᵀ Λ(h) J + P₀) v with Λ at the linear model's own outputs h(θ)."""
-        total = torch.zeros_like(v)
-        for piece in self.design:
-            h, q = self._along(piece, theta - self.theta_map, v)
+    def hessian_pass(self, outputs: Outputs, v: Float[Tensor, " p"]) -> tuple[Float[Tensor, " p"], list[Along]]:
+        """(κ Σ Jᵀ Λ(h) J + P₀) v with Λ at the outputs h, and J v itself."""
+        total, along = torch.zeros_like(v), []
+        for i, piece in enumerate(self.design):
+            h, q = self.outputs_of(piece, outputs, i), self.sites.split(piece.mv(v[None])[0])
             piece.add_vjp_(total, self._flat(self.likelihood.hessian_mv(h, piece.y, q)))
-        return self.likelihood_scale * total + self.prior.P0.diagonal * v
+            along.append(Along(h, q, piece.y))
+        return self.likelihood_scale * total + self.prior.P0.diagonal * v, along
 
-    def step_length(self, theta: Tensor, d: Float[Tensor, " p"], slope: float) -> float:
-        """The α that maximises the objective along d: one pass, because outputs move along a straight line."""
-        moved = [(*self._along(piece, theta - self.theta_map, d), piece.y) for piece in self.design]
+    def step_length(self, theta: Tensor, d: Float[Tensor, " p"], along: list[Along], slope: float) -> float:
+        """The α that maximises the objective along d; outputs move along a straight line, so no pass is needed."""
         pull, stiffness = self.prior.P0.diagonal * d, float((self.prior.P0.diagonal * d**2).sum())
 
         def derivatives(alpha: float) -> tuple[float, float]:
             first = -float(((theta + alpha * d - self.prior.mean) * pull).sum())
             second = -stiffness
-            for h, q, y in moved:
-                at = h + alpha * q
-                first += self.likelihood_scale * float((self.likelihood.residual(at, y) * q).sum())
-                second -= self.likelihood_scale * float((self.likelihood.hessian_mv(at, y, q) * q).sum())
+            for line in along:
+                at = line.h + alpha * line.q
+                first += self.likelihood_scale * float((self.likelihood.residual(at, line.y) * line.q).sum())
+                bend = self.likelihood.hessian_mv(at, line.y, line.q)
+                second -= self.likelihood_scale * float((bend * line.q).sum())
             return first, second
 
         return _root(derivatives, slope)
 
-    def _moved(self, piece: Piece, shift: Tensor) -> Float[Tensor, "n t c"]:
-        """h = f + J (θ − θ̃)."""
-        return self.sites.split(piece.f + piece.mv(shift[None])[0] if bool(shift.any()) else piece.f)
-
-    def _along(self, piece: Piece, shift: Tensor, v: Tensor) -> tuple[Float[Tensor, "n t c"], Float[Tensor, "n t c"]]:
-        if not bool(shift.any()):
-            return self.sites.split(piece.f), self.sites.split(piece.mv(v[None])[0])
-        h, q = piece.mv(torch.stack([shift, v]))
-        return self.sites.split(piece.f + h), self.sites.split(q)
+    def outputs_of(self, piece: Piece, outputs: Outputs, i: int) -> Float[Tensor, "n t c"]:
+        return self.sites.split(piece.f) if outputs is None else outputs[i]
 
     def _flat(self, r: Float[Tensor, "n t c"]) -> Float[Tensor, "n k"]:
         return self.sites.join(r).reshape(len(r), -1)
+
+
+@dataclass(frozen=True, eq=False)
+class Along:
+    """Outputs h of some data, how they move, and their targets."""
+
+    h: Float[Tensor, "n t c"]
+    q: Float[Tensor, "n t c"]
+    y: Tensor
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ class Effort:
 
 
 PRECISE = Effort(1e-11, 60, 400)
-QUICK = Effort(1e-2, 3, 4)
+QUICK = Effort(1e-2, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -132,81 +130,57 @@ class Expansion:
     statistics: FitStatistics  # ℓ₀ and g, at unit dispersion
     follows: bool
     search: Search | None = None  # None: θ₀ is the trained θ̃
+    outputs: tuple[Float[Tensor, "_ t c"], ...] | None = None  # h(θ₀) of the data, piece by piece; None: f
 
 
-def solve_mode(
-    problem: Problem,
-    start: Float[Tensor, " p"],
-    preconditioner: Precision,
-    effort: Effort,
-) -> Expansion:
+def solve_mode(problem: Problem, start: Expansion, preconditioner: Precision, effort: Effort) -> Expansion:
     """Newton from `start`; each system is solved by conjugate gradients, preconditioned by the posterior's precision.
 
-    With a Gaussian likelihood and the full curvature the preconditioner is the Hessian, and one step is exact.
+    With a Gaussian likelihood and the full curvature the preconditioner is the Hessian, and one step is exact. A step
+    costs one pass for every product and one for the gradient behind it.
     """
-    theta, n_products = start, 0
-    statistics = problem.statistics(theta)
-    for step in range(effort.most_steps + 1):
-        from_data, pull = problem.gradient(theta, statistics)
+    at, n_products, step = start, 0, 0
+    while True:
+        from_data, pull = problem.gradient(at.theta, at.statistics)
         g = from_data - pull
         relative = float(g.norm() / (from_data.norm() + pull.norm() + 1e-300))
         if relative <= effort.rtol or step == effort.most_steps:
             break
         # Inexact Newton: a system is solved to a tenth at first, and to more digits as the gradient falls.
         rtol = max(min(0.1, relative), 0.1 * effort.rtol)
-        d, n = _conjugate_gradients(problem, theta, g, preconditioner, rtol, effort.most_products)
-        n_products += n
-        moved = _accepted(problem, theta, statistics, g, d)
-        if moved is None:
-            break  # rounding decides: no step raises the objective any more
-        theta, statistics = moved
-    return Expansion(theta, statistics, False, Search(relative, step, n_products, relative <= effort.rtol))
-
-
-def _accepted(
-    problem: Problem, theta: Tensor, statistics: FitStatistics, g: Tensor, d: Tensor
-) -> tuple[Tensor, FitStatistics] | None:
-    """The full step when the slope has mostly gone there, else the best one along d; None if nothing is gained."""
-    slope = float(g @ d)
-    if not slope > 0:
-        return None
-    before = problem.value(theta, statistics)
-    moved = theta + d
-    after = problem.statistics(moved)
-    left = _slope(problem, moved, after, d)
-    # Near the mode the objective is flat to rounding; there the slope alone decides.
-    if abs(left) <= 0.5 * slope and problem.value(moved, after) >= before - 1e-12 * abs(before):
-        return moved, after
-    moved = theta + problem.step_length(theta, d, slope) * d
-    after = problem.statistics(moved)
-    return (moved, after) if problem.value(moved, after) > before else None
-
-
-def _slope(problem: Problem, theta: Tensor, statistics: FitStatistics, d: Tensor) -> float:
-    from_data, pull = problem.gradient(theta, statistics)
-    return float((from_data - pull) @ d)
+        d, along, n = _conjugate_gradients(problem, at, g, preconditioner, rtol, effort.most_products)
+        slope = float(g @ d)
+        if not slope > 0:
+            break  # rounding decides: nothing rises any more
+        alpha = problem.step_length(at.theta, d, along, slope)
+        theta, outputs = at.theta + alpha * d, tuple(line.h + alpha * line.q for line in along)
+        at = replace(at, theta=theta, outputs=outputs, statistics=problem.statistics(theta, outputs))
+        n_products, step = n_products + n, step + 1
+    return replace(at, follows=False, search=Search(relative, step, n_products, relative <= effort.rtol))
 
 
 def _conjugate_gradients(
-    problem: Problem, theta: Tensor, g: Tensor, preconditioner: Precision, rtol: float, most: int
-) -> tuple[Float[Tensor, " p"], int]:
-    """d ≈ H(θ)⁻¹ g to a residual of rtol in the preconditioner's norm."""
+    problem: Problem, at: Expansion, g: Tensor, preconditioner: Precision, rtol: float, most: int
+) -> tuple[Float[Tensor, " p"], list[Along], int]:
+    """d ≈ H(θ)⁻¹ g to a residual of rtol in the preconditioner's norm, with the outputs' way along it."""
     x, r = torch.zeros_like(g), g
+    along: list[Along] = []
     z = preconditioner.solve(r)
-    p, rz = z, float(r @ z)
+    p, rz, n = z, float(r @ z), 0
     target = rtol**2 * rz
-    n = 0
     while n < most:
         n += 1
-        Hp = problem.hessian_mv(theta, p)
+        Hp, moved = problem.hessian_pass(at.outputs, p)
         alpha = rz / float(p @ Hp)
         x, r = x + alpha * p, r - alpha * Hp
+        steps = [replace(line, q=alpha * line.q) for line in moved]
+        along = [replace(a, q=a.q + b.q) for a, b in zip(along, steps, strict=True)] if along else steps
         z = preconditioner.solve(r)
         rz, before = float(r @ z), rz
         if rz <= target:
             break
         p = z + rz / before * p
-    return x, n
+    return x, along, n
 
 
 def _root(derivatives: Callable[[float], tuple[float, float]], slope: float) -> float:

@@ -24,7 +24,7 @@ class Anderson:
         if self._past and float(residual.norm()) > 2 * float(self._past[-1][1].norm()):
             self._past.clear()
         self._past = [*self._past[-self.depth :], (image, residual)]
-        if len(self._past) == 1:
+        if len(self._past) == 1 or not self.depth:
             return image
         images, residuals = (torch.stack(column) for column in zip(*self._past, strict=True))
         differences = (residuals[:-1] - residual).T

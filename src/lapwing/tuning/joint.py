@@ -40,11 +40,12 @@ class LinearTuning:
     most_rounds: int
     rtol: float  # largest change of a log precision or log noise that counts as rest
     effort: Effort
+    memory: int  # rounds that Anderson's acceleration looks back on
 
     @classmethod
     def of(cls, design: Design) -> LinearTuning:
         """To the last digits where the data are cheap to visit; a few passes where every visit is one over them."""
-        return cls(60, 1e-9, PRECISE) if design.precise else cls(2, 0.05, QUICK)
+        return cls(60, 1e-9, PRECISE, 5) if design.precise else cls(2, 0.05, QUICK, 0)
 
 
 def tune_at_linear_mode(
@@ -85,29 +86,24 @@ def _alternated(posterior: Posterior, ascend: Ascent, data: Design, noise: bool)
     plan = LinearTuning.of(data)
     # θ_* moves in any case: MacKay's updates need not stand still in between.
     ascend = take_fixed_point_steps if ascend is iterate_fixed_point else ascend
-    mixing, current = Anderson(5), posterior
+    mixing, current = Anderson(plan.memory), posterior
     for _ in range(plan.most_rounds):
-        held = _expanded(current, find_mode(current, data, plan.effort))
+        held = replace(current, expansion=find_mode(current, data, plan.effort))
         wanted = ascend(held, noise=noise)
         change = _change(held, wanted)
-        current = wanted if change < plan.rtol else moved_to(wanted, mixing.next(logs(held), logs(wanted)))
         if change < plan.rtol:
-            break
-    return _expanded(current, find_mode(current, data, plan.effort))
+            return wanted if plan.memory == 0 else _expanded(wanted, find_mode(wanted, data, plan.effort))
+        current = moved_to(wanted, mixing.next(logs(held), logs(wanted)))
+    return current
 
 
 def find_mode(posterior: Posterior, data: Design, effort: Effort) -> Expansion:
     """θ_* under the posterior's prior and noise, from where its quadratic expects it."""
-    problem = Problem(
-        data,
-        posterior.likelihood,
-        posterior.sites,
-        float(posterior.likelihood_scale.detach()),
-        posterior.prior,
-        posterior.linearised.theta,
-    )
-    at = posterior.expansion
-    start = posterior.linearised.theta if at is None or at.search is None else at.theta
+    kappa = float(posterior.likelihood_scale.detach())
+    problem = Problem(data, posterior.likelihood, posterior.sites, kappa, posterior.prior)
+    start = posterior.expansion
+    if start is None or start.search is None:
+        start = Expansion(posterior.linearised.theta, posterior.estimate.statistics, follows=False)
     found = solve_mode(problem, start, posterior.precision, effort)
     if found.statistics.n != posterior.n_data:
         raise InputError(

@@ -61,15 +61,41 @@ class Target(ABC):
 
 
 @dataclass(frozen=True, eq=False)
+class HeldTarget(Target):
+    """θ₀ is held, so that only the eigenvalues of H in each group count, and ‖θ₀ − m₀‖².
+
+    With q = c λ/(c λ + δ) and t = Σ q (1 − q) the Hessian is −½ [[t_g + δ_g s_g, −t_g], [−t_g, Σ t + c·SSE]]: negative
+    definite, so E is concave in the logs and has one maximum.
+    """
+
+    fit: Fit
+    eigenvalues: tuple[Float[Tensor, " r"], ...]  # of H at unit dispersion, by group
+    scatter: Float[Tensor, " g"]
+
+    def value(self, u: Float[Tensor, " g"], w: Scalar) -> Scalar:
+        occam = [torch.log1p(values * (w - u_g).exp()).sum() for values, u_g in zip(self.eigenvalues, u, strict=True)]
+        return self.fit.value(w) - 0.5 * ((u.exp() * self.scatter).sum() + torch.stack(occam).sum())
+
+    def derivatives(self, u: Float[Tensor, " g"], w: Scalar) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
+        # q = c λ/(c λ + δ) = λ/(λ + δ/c)
+        qs = [values / (values + (u_g - w).exp()) for values, u_g in zip(self.eigenvalues, u, strict=True)]
+        gamma = torch.stack([q.sum() for q in qs])
+        t = gamma - torch.stack([q @ q for q in qs])
+        pull, misfit = u.exp() * self.scatter, 2 * self.fit.half_sse * w.exp()
+        gradient_w = self.fit.half_count - 0.5 * (misfit + gamma.sum())
+        gradient = torch.cat([0.5 * (gamma - pull), gradient_w[None]])
+        return gradient, _bordered((-0.5 * (t + pull)).diag(), 0.5 * t, -0.5 * (t.sum() + misfit))
+
+
+@dataclass(frozen=True, eq=False)
 class SpectralTarget(Target):
-    """All terms elementwise, in coordinates that make H and P₀ diagonal together."""
+    """The mode follows: all terms elementwise, in coordinates that make H and P₀ diagonal together."""
 
     fit: Fit
     eigenvalues: Float[Tensor, " r"]  # of H at unit dispersion
     index: Int[Tensor, " r"]
-    g: Float[Tensor, " r"]  # zero, as t is, when θ₀ is held
+    g: Float[Tensor, " r"]
     t: Float[Tensor, " r"]
-    unmoved: Float[Tensor, " g"]  # ‖θ₀ − m₀‖² by group where θ₀ is held, else zero
 
     def value(self, u: Float[Tensor, " g"], w: Scalar) -> Scalar:
         delta, c = u.exp()[self.index], w.exp()
@@ -77,7 +103,7 @@ class SpectralTarget(Target):
         mode = self._mode(delta, c)
         x = mode - self.t
         fit = self.fit.value(w) + (c * self.g * x - 0.5 * c * self.eigenvalues * x**2).sum()
-        return fit - 0.5 * (self._pull(u, delta, mode).sum() + occam)
+        return fit - 0.5 * ((delta * mode**2).sum() + occam)
 
     def derivatives(self, u: Float[Tensor, " g"], w: Scalar) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
         delta, c = u.exp()[self.index], w.exp()
@@ -87,7 +113,7 @@ class SpectralTarget(Target):
         mode = self._mode(delta, c)  # dmode/du = −δ mode/P, dmode/dw = dx/dw = s/P
         x = mode - self.t  # θ_* − θ₀
         s = c * (self.g - self.eigenvalues * x)
-        pull = self._pull(u, delta, mode)
+        pull = self._sums(delta * mode**2, u)
         gradient_u = 0.5 * (self._sums(q, u) - pull)
         gradient_w = self.fit.half_count - self.fit.half_sse * c - 0.5 * q.sum() + (s * x + 0.5 * cl * x**2).sum()
         t = q * (1 - q)
@@ -99,10 +125,6 @@ class SpectralTarget(Target):
 
     def _mode(self, delta: Tensor, c: Tensor) -> Float[Tensor, " r"]:
         return c * (self.g + self.eigenvalues * self.t) / (c * self.eigenvalues + delta)
-
-    def _pull(self, u: Tensor, delta: Tensor, mode: Tensor) -> Float[Tensor, " g"]:
-        """δ ‖θ_* − m₀‖² by group."""
-        return u.exp() * self.unmoved + self._sums(delta * mode**2, u)
 
     def _sums(self, v: Float[Tensor, " r"], u: Tensor) -> Float[Tensor, " g"]:
         return u.new_zeros(len(u)).index_add(0, self.index, v)
@@ -191,21 +213,17 @@ def target(posterior: Posterior) -> Target | None:
     theta = posterior.linearised.theta if at is None else at.theta
     t, scatter = theta - prior.mean, prior.scatter(theta)
     if held and prior.P0.isotropic:
-        eigenvalues = part.spectrum()
-        zero = torch.zeros_like(eigenvalues)
-        # At a held point the evidence knows θ by its norm only, so no axes are needed; x = 0 when g and t are.
-        return SpectralTarget(fit, eigenvalues, torch.zeros_like(zero, dtype=torch.long), zero, zero, scatter)
+        return HeldTarget(fit, (part.spectrum(),), scatter)
     return _with_axes(posterior, fit, None if held else statistics.gradients[0], t, scatter)
 
 
 def _with_axes(posterior: Posterior, fit: Fit, g: Tensor | None, t: Tensor, scatter: Tensor) -> Target | None:
     part, P0 = posterior.estimate.parts[0], posterior.prior.P0
     axes = part.coordinates(P0)
-    if axes is not None:
-        zero = torch.zeros_like(axes.eigenvalues)
-        unmoved = scatter if g is None else torch.zeros_like(scatter)
-        g, t = (zero, zero) if g is None else (axes.rotate(g), axes.rotate(t))
-        return SpectralTarget(fit, axes.eigenvalues, axes.index, g, t, unmoved)
+    if axes is not None and g is None:
+        return HeldTarget(fit, tuple(axes.eigenvalues[axes.index == i] for i in range(P0.n_groups)), scatter)
+    if axes is not None and g is not None:
+        return SpectralTarget(fit, axes.eigenvalues, axes.index, axes.rotate(g), axes.rotate(t))
     if isinstance(part, DenseCurvature) and part.p <= MOST_DENSE:
         return DenseTarget(fit, part.to_dense(), P0.index, g, t)
     return None

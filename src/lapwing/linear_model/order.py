@@ -1,0 +1,38 @@
+"""The same data in the same order at every pass, so that outputs found in one pass can be used in the next."""
+
+from __future__ import annotations
+
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from lapwing.data import Batches
+
+
+def in_fixed_order(data: Batches) -> Batches:
+    """Arrays, lists and sequential loaders as they are; a shuffling loader without the shuffle; else kept in memory.
+
+    Order does not matter to any sum over data. A loader whose batches come out anew every time, for whatever reason of
+    its own, is read once.
+    """
+    source = data.source
+    if not isinstance(source, DataLoader):
+        return data if isinstance(source, list | tuple) or data.in_memory else _kept(data)
+    if isinstance(source.dataset, IterableDataset) or source.batch_size is None:
+        return _kept(data)
+    if isinstance(source.sampler, SequentialSampler):
+        return data
+    if not isinstance(source.sampler, RandomSampler) or source.sampler.replacement or source.drop_last:
+        return _kept(data)
+    if source.sampler.num_samples != len(source.sampler.data_source):
+        return _kept(data)
+    return Batches(
+        DataLoader(
+            source.dataset,
+            batch_size=source.batch_size,
+            num_workers=source.num_workers,
+            collate_fn=source.collate_fn,
+        )
+    )
+
+
+def _kept(data: Batches) -> Batches:
+    return Batches(list(data.source))
