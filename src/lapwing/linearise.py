@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -182,11 +182,9 @@ class Linearised:
 
     @contextmanager
     def unrecorded(self, x: ModelInput) -> Iterator[Trace]:
-        """The same for those who want products with J only, and no layer's factors."""
-        x = self.network.placed(x)
+        """The same for products with J only: no layer's factors are kept."""
         with borrowed(self.network.model):
-            leaves = {name: self.network.tensors[name].detach().requires_grad_() for name in self.layout.names}
-            yield Trace(self, x, leaves, {}, self.flat(self.network(x, leaves), x.n))
+            yield replace(self, ruled={}, last=None)._trace(self.network.placed(x))
 
     def flat(self, output: Tensor, n: int) -> Float[Tensor, "n k"]:
         if output.numel() != n * self.k:
