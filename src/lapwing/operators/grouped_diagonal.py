@@ -56,6 +56,8 @@ class GroupedDiagonal:
 
     def restricted(self, block: slice) -> GroupedDiagonal:
         """The part that belongs to a contiguous block of parameters, with only the groups found there."""
+        if self.isotropic:
+            return GroupedDiagonal(self.values, self.index[block])
         present, index = self.index[block].unique(return_inverse=True)
         return GroupedDiagonal(self.values[present], index)
 

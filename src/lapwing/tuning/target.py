@@ -69,7 +69,7 @@ class HeldTarget(Target):
     """
 
     fit: Fit
-    eigenvalues: tuple[Float[Tensor, " r"], ...]  # of H at unit dispersion, by group
+    eigenvalues: tuple[Float[Tensor, " _"], ...]  # of H at unit dispersion, by group
     scatter: Float[Tensor, " g"]
 
     def value(self, u: Float[Tensor, " g"], w: Scalar) -> Scalar:
