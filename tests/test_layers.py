@@ -166,7 +166,7 @@ def test_a_large_vocabulary_costs_what_its_tokens_cost() -> None:
     x, y = torch.randint(vocabulary, (n, t)), torch.randint(2, (n,))
     posterior = lw.fit(model, (x, y), "classification", structure="diag")
     sizes = posterior.linearised.sizes
-    assert sizes.factored + sizes.widest <= 4 * t * d + 200  # against 1,600,000 for a dense row
+    assert sizes.factored <= 2 * t * d + 200  # against 1,600,000 for a dense row
     J = rows(posterior, x)
     held = sum(v.numel() for b in J.blocks for v in vars(b).values() if isinstance(v, Tensor))
     assert held < 2 * n * 2 * t * d < n * 2 * vocabulary * d / 1_000

@@ -44,7 +44,7 @@ def linearise(model: nn.Module, choose: LayoutChoice, x: ModelInput) -> Linearis
     network = Network.of(model)
     few = network.placed(x.rows(torch.arange(_N) % x.n))
     plain = Linearised(
-        network, layout, _datum_shape(network, few), {}, vectorised=False, sizes=RowSizes(layout.p, layout.p, layout.p)
+        network, layout, _datum_shape(network, few), {}, vectorised=False, sizes=RowSizes(layout.p, layout.p)
     )
     _check_rows_independent(plain, few)
     with borrowed(model):

@@ -104,7 +104,7 @@ class Diag(Structure):
         return layout.p
 
     def row_floats(self, sizes: RowSizes) -> int:
-        return sizes.factored + 2 * sizes.widest
+        return sizes.factored
 
 
 _PENDING_ROWS = 1024  # rows gathered before they are multiplied out: few large products instead of many small ones

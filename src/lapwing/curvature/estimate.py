@@ -63,9 +63,10 @@ class Pass:
         # Tensors without a rule give all their rows in one sweep; layers with one give them column by column.
         n = max(1, self.rows_at_once // (self.linearised.k if self.linearised.rest.names else 1))
         for number, (batch, targets) in enumerate(data):
-            for start in range(0, batch.n, n):
-                whole = n >= batch.n
-                x, y = (batch, targets) if whole else (batch.rows(slice(start, start + n)), targets[start : start + n])
+            step = in_equal_parts(batch.n, n)
+            for start in range(0, batch.n, step):
+                some = slice(start, start + step)
+                x, y = (batch, targets) if step >= batch.n else (batch.rows(some), targets[some])
                 with located(f"batch {number}"), self.linearised.trace(x) as trace:
                     yield trace, self.sites.split(self.outputs(trace)), y
 
@@ -102,6 +103,11 @@ class Pass:
         columns = _columns(part, self.sites, self.fisher)
         for group in columns.split(max(1, self.rows_at_once // trace.x.n), dim=-1):
             yield trace.rows(group)
+
+
+def in_equal_parts(n: int, at_most: int) -> int:
+    """The size of parts into which n data are cut, when a part may have so many: no small one is left over."""
+    return -(-n // -(-n // at_most))
 
 
 def estimate(

@@ -61,7 +61,7 @@ class Kron(Structure):
         return sum(_factor_floats(layout, names) for names in layout.modules.values())
 
     def row_floats(self, sizes: RowSizes) -> int:
-        return sizes.factored + 2 * sizes.widest
+        return sizes.factored
 
 
 @dataclass(frozen=True)

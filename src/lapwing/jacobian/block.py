@@ -12,18 +12,19 @@ import torch
 from lapwing._types import Float, Int, Tensor
 from lapwing.operators import GroupedDiagonal
 
+_CONTRACTED_FLOATS = 1 << 22
+
 
 @dataclass(frozen=True)
 class RowSizes:
-    """Numbers one row of J takes: as factors of all layers, dense in its largest layer, and dense throughout."""
+    """Numbers one row of J takes: as factors of all layers, and written out."""
 
     factored: int
-    widest: int
     dense: int
 
     @classmethod
     def of(cls, blocks: Sequence[Block], p: int) -> RowSizes:
-        return cls(sum(b.row_floats for b in blocks), max((b.contracted_floats for b in blocks), default=0), p)
+        return cls(sum(b.row_floats for b in blocks), p)
 
 
 class Block(ABC):
@@ -45,8 +46,8 @@ class Block(ABC):
 
     @property
     def contracted_floats(self) -> int:
-        """Numbers that one row takes, besides, while it is contracted."""
-        return sum(s.stop - s.start for s in self.slices)
+        """Numbers that the rows of one datum take, besides, while they are contracted."""
+        return 0
 
     @abstractmethod
     def mv(self, v: Float[Tensor, "s p"]) -> Float[Tensor, "s n c"]:
@@ -90,6 +91,12 @@ class Block(ABC):
     @abstractmethod
     def data_at(self, data: slice) -> Block:
         """All rows of some of the n data."""
+
+    def pieces(self, n: int) -> list[Block]:
+        """All rows of the n data, of so few at a time that contracting them takes little memory."""
+        at_most = max(1, _CONTRACTED_FLOATS // max(1, self.contracted_floats))
+        step = -(-n // -(-n // at_most))  # in equal parts
+        return [self.data_at(slice(start, start + step)) for start in range(0, n, step)] if step < n else [self]
 
 
 def padded(tensor: Tensor, r: int, axis: int) -> Tensor:

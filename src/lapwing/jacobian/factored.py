@@ -6,7 +6,7 @@ column of W whose input is 1. Factors keep the model's dtype; sums over them com
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -19,6 +19,8 @@ from lapwing.jacobian.dense import DenseBlock
 from lapwing.jacobian.inputs import Given, Inputs
 from lapwing.linalg import GramSum
 from lapwing.operators import Arrangement, GroupedDiagonal
+
+_CACHED_FLOATS = 1 << 18
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,8 +53,9 @@ class FactorBlock(Block):
 
     @property
     def contracted_floats(self) -> int:
-        inputs = prod(self.a.shape[1:])
-        return inputs if self.one_position else inputs + super().contracted_floats
+        _, c, r, q, o = self.g.shape
+        rotated = r * q * (self.arrangement.i + c * o)
+        return rotated if self.one_position else rotated + c * q * o * self.arrangement.i  # Σ_t g_t a_tᵀ
 
     @property
     def one_position(self) -> bool:
@@ -94,9 +97,14 @@ class FactorBlock(Block):
             # Σ_oi g_co g_do a_i² w_oi = Σ_o g_co g_do (W a²)_o
             g = self.g[:, :, 0].flatten(2)
             return ((g * self._squared_inputs_through(W)[:, None]) @ g.mT).double()
-        M = self.matrices().flatten(2)
-        M = M * W.flatten().sqrt() if W.requires_grad else M.mul_(W.flatten().sqrt())  # M is nobody else's
-        return (M @ M.mT).double()
+        n, c = self.g.shape[:2]
+        total, root = self.g.new_zeros(n, c, c), W.sqrt()
+        for data, outputs in self._tiles():
+            M = self._tile(data, outputs).matrices()
+            # M is nobody else's
+            M = M * root[:, outputs] if root.requires_grad else M.mul_(root[:, outputs])
+            total[data] += M.flatten(2) @ M.flatten(2).mT
+        return total.double()
 
     def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]:
         W = self.arrangement.matrices(weights).to(self.g.dtype)
@@ -167,6 +175,17 @@ class FactorBlock(Block):
     def data_at(self, data: slice) -> FactorBlock:
         formed = "a" in vars(self)  # then not again
         return replace(self, g=self.g[data], inputs=Given(self.a[data]) if formed else self.inputs.at(data))
+
+    def _tiles(self) -> Iterator[tuple[slice, slice]]:
+        """Data and outputs of a map, of so many at a time that Σ_t g_t a_tᵀ stays in the processor's cache."""
+        n, c, _, q, o = self.g.shape
+        at_once = max(1, _CACHED_FLOATS // max(1, c * q * self.arrangement.i))
+        for start in range(0, n, max(1, at_once // o)):
+            for first in range(0, o, at_once):
+                yield slice(start, start + max(1, at_once // o)), slice(first, first + at_once)
+
+    def _tile(self, data: slice, outputs: slice) -> FactorBlock:
+        return replace(self, g=self.g[data, ..., outputs], inputs=Given(self.a[data]))
 
     @property
     def _single(self) -> bool:

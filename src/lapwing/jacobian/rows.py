@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -38,10 +38,11 @@ class Jacobian(Rows):
         return summed(block.mv(flat) for block in self.blocks).reshape(*v.shape[:-1], self.n, self.c)
 
     def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]:
-        return summed(block.quad(weights) for block in self.blocks)
+        return summed(torch.cat([some.quad(weights) for some in block.pieces(self.n)]) for block in self.blocks)
 
     def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]:
-        return summed(block.quad_diagonal(weights) for block in self.blocks)
+        parts = (torch.cat([some.quad_diagonal(weights) for some in block.pieces(self.n)]) for block in self.blocks)
+        return summed(parts)
 
     def cross(self, other: Rows, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
         assert isinstance(other, Jacobian)
@@ -56,8 +57,9 @@ class Jacobian(Rows):
     def sum_squares(self) -> Float[Tensor, " p"]:
         total = torch.zeros(self.p, dtype=torch.float64, device=self.device)
         for block in self.blocks:
-            for s, squares in zip(block.slices, block.sum_squares(), strict=True):
-                total[s] = squares
+            for some in block.pieces(self.n):
+                for s, squares in zip(block.slices, some.sum_squares(), strict=True):
+                    total[s] += squares
         return total
 
     def rotated(self, basis: Basis) -> Jacobian:
@@ -65,6 +67,13 @@ class Jacobian(Rows):
         assert isinstance(block, FactorBlock | OutputBlock)
         U_B, U_A = basis.at(block.dtype)
         return replace(self, blocks=(block.rotated(U_B, U_A),), p=len(U_B) * U_B.shape[1] * U_A.shape[1])
+
+    def pieces(self) -> Iterator[Jacobian]:
+        (block,) = self.blocks
+        parts = block.pieces(self.n)
+        step = -(-self.n // len(parts))
+        for number, part in enumerate(parts):
+            yield replace(self, blocks=(part,), n=min(step, self.n - number * step))
 
     def columns(self, block: slice) -> Jacobian:
         inside = (b.within(block) for b in self.blocks)

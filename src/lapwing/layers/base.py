@@ -27,6 +27,7 @@ class Calls:
     inputs: list[Tensor] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
     maps: list[str] = field(default_factory=list)
+    prepared: list[Tensor] = field(default_factory=list)  # what a DirectRule made of the inputs
     open: bool = True
 
     def keep(self, x: Tensor, output: Tensor, of: str = "") -> None:
@@ -134,10 +135,11 @@ class DirectRule(Rule):
         self, calls: Calls, gradients: Sequence[Sequence[Tensor]], where: Mapping[str, slice], n: int
     ) -> list[Block]:
         columns: list[dict[str, Tensor]] = []
-        prepared = [self.prepared(calls.module, x) for x in calls.inputs]
+        if not calls.prepared:
+            calls.prepared = [self.prepared(calls.module, x) for x in calls.inputs]
         for column in gradients:
             total: dict[str, Tensor] = {}
-            for x, g in zip(prepared, column, strict=True):
+            for x, g in zip(calls.prepared, column, strict=True):
                 for name, rows in self.rows(calls.module, x, g, n).items():
                     total[name] = total[name] + rows if name in total else rows
             columns.append(total)

@@ -42,6 +42,10 @@ def captured_blocks(
         stop = start + len(record.outputs)
         own = places(layout, path)
         blocks[path] = record.rule.blocks(record, [column[start:stop] for column in gradients], own, len(f))
+        for (
+            column
+        ) in gradients:  # the block has what it needs: free a layer's gradients before the next is put together
+            column[start:stop] = [f.new_empty(0)] * (stop - start)
         start = stop
     return blocks
 

@@ -7,7 +7,7 @@ Jacobian looks like from here: n × c rows of length P that know cheaper ways to
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -56,6 +56,10 @@ class Rows(ABC):
     @abstractmethod
     def rotated(self, basis: Basis) -> Rows:
         """The rows of one layer's matrices W in the coordinates U_Bᵀ W U_A, flattened as (q, o, i)."""
+
+    @abstractmethod
+    def pieces(self) -> Iterator[Rows]:
+        """All rows of some of the n inputs at a time, few enough to be contracted in little memory."""
 
     @abstractmethod
     def columns(self, block: slice) -> Rows:

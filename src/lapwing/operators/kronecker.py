@@ -255,10 +255,10 @@ class RotatedPrecision(Precision):
         return self.arrangement.flat(self.basis.back(W), self.p)
 
     def inv_quad(self, J: Rows) -> Float[Tensor, "n c c"]:
-        return J.rotated(self.basis).quad(self._inverse)
+        return torch.cat([some.rotated(self.basis).quad(self._inverse) for some in J.pieces()])
 
     def inv_quad_diagonal(self, J: Rows) -> Float[Tensor, "n c"]:
-        return J.rotated(self.basis).quad_diagonal(self._inverse)
+        return torch.cat([some.rotated(self.basis).quad_diagonal(self._inverse) for some in J.pieces()])
 
     def inv_gram(self, J: Rows) -> Float[Tensor, "nc nc"]:
         rotated = J.rotated(self.basis)

@@ -8,7 +8,7 @@ from math import inf
 from lapwing.errors import InputError, InputTypeError
 
 _DEFAULT_BYTES = 4 << 30
-_MOST_ROWS = 256 << 20  # larger pieces gain no speed
+_MOST_ROWS = 192 << 20  # larger pieces gain no speed
 _LEAST_ROWS = 1 << 20
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 

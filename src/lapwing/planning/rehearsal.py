@@ -15,6 +15,7 @@ import torch
 
 from lapwing._types import Float, Tensor
 from lapwing.curvature import Diag, Ekfac, Estimate, Exact, Fisher, Kron, Structure, estimate
+from lapwing.curvature.estimate import in_equal_parts
 from lapwing.data import ModelInput
 from lapwing.likelihoods import Likelihood, OutputCurvature, Sites
 from lapwing.linearise import Linearised
@@ -77,7 +78,8 @@ class Rehearsal:
 
     def _fit_piece(self, rows_at_once: int, columns: int) -> Piece:
         """As `curvature.estimate` takes them."""
-        n = min(self.x.n, max(1, rows_at_once // (self.linearised.k if self.linearised.rest.names else 1)))
+        at_most = max(1, rows_at_once // (self.linearised.k if self.linearised.rest.names else 1))
+        n = in_equal_parts(self.x.n, at_most)
         return Piece(n, min(columns, max(1, rows_at_once // n)))
 
     def _predict_piece(self, rows_at_once: int, n_inputs: int) -> Piece:

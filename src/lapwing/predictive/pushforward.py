@@ -6,8 +6,9 @@ that the rows in memory stay within a budget.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -17,6 +18,8 @@ from lapwing.jacobian import Jacobian
 from lapwing.likelihoods import Sites
 from lapwing.linearise import Linearised
 from lapwing.operators import Precision
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,28 +45,36 @@ class WeightGaussian:
 
     def jacobians(self, x: ModelInput) -> Iterator[tuple[Float[Tensor, "n k"], Jacobian]]:
         """(f, J) for successive pieces of x."""
+        return (self._linearised_at(piece) for piece in self._pieces(x))
+
+    def each(self, x: ModelInput, contract: Callable[[Float[Tensor, "n k"], Jacobian], T]) -> Iterator[T]:
+        """contract(f, J) for successive pieces of x; the rows of one are freed before those of the next are made."""
+        return (contract(*self._linearised_at(piece)) for piece in self._pieces(x))
+
+    def _pieces(self, x: ModelInput) -> Iterator[ModelInput]:
         step = max(1, self.rows_at_once // self.linearised.k)
         for start in range(0, x.n, step):
-            piece = x if step >= x.n else x.rows(slice(start, start + step))
-            with self.linearised.trace(piece) as trace:
-                f, J = trace.outputs.double(), trace.jacobian()
-            if self.shift is not None:
-                f = f + J.mv(self.shift[None])[0].double()
-            yield f, J  # outside: the model is given back before anyone else's code runs
+            yield x if step >= x.n else x.rows(slice(start, start + step))
+
+    def _linearised_at(self, x: ModelInput) -> tuple[Float[Tensor, "n k"], Jacobian]:
+        with self.linearised.trace(x) as trace:
+            f, J = trace.outputs.double(), trace.jacobian()
+        if self.shift is not None:
+            f = f + J.mv(self.shift[None])[0].double()
+        return f, J
 
 
 def mean_outputs(weights: WeightGaussian, x: ModelInput) -> Float[Tensor, "n k"]:
     """f + J (μ − θ*); the network's own outputs when the mean was not moved."""
     if weights.shift is None:
         return weights.linearised.outputs(x)
-    return torch.cat([f for f, _ in weights.jacobians(x)])
+    return torch.cat(list(weights.each(x, lambda f, _: f)))
 
 
 def pushforward(weights: WeightGaussian, x: ModelInput) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k k"]]:
     """Mean and covariance over all K outputs of each datum."""
     means, cov, start = [], None, 0
-    for f, J in weights.jacobians(x):
-        piece = weights.precision.inv_quad(J)
+    for f, piece in weights.each(x, lambda f, J: (f, weights.precision.inv_quad(J))):
         if len(f) == x.n:
             return f, piece
         # One array that is filled: the pieces and their concatenation would take twice as much.
@@ -77,12 +88,12 @@ def pushforward(weights: WeightGaussian, x: ModelInput) -> tuple[Float[Tensor, "
 
 def pushforward_marginal(weights: WeightGaussian, x: ModelInput) -> Float[Tensor, "n k"]:
     """Variances only; no covariance is formed."""
-    return torch.cat([weights.precision.inv_quad_diagonal(J) for _, J in weights.jacobians(x)])
+    return torch.cat(list(weights.each(x, lambda _, J: weights.precision.inv_quad_diagonal(J))))
 
 
 def pushforward_sites(weights: WeightGaussian, x: ModelInput, sites: Sites) -> SiteGaussian:
     """Mean and covariance within each likelihood term; nothing between the terms of a datum."""
-    pieces = [site_gaussian(weights.precision, f, J, sites) for f, J in weights.jacobians(x)]
+    pieces = list(weights.each(x, lambda f, J: site_gaussian(weights.precision, f, J, sites)))
     return SiteGaussian(torch.cat([p.mean for p in pieces]), torch.cat([p.cov for p in pieces]))
 
 
@@ -104,4 +115,4 @@ def pushforward_joint(weights: WeightGaussian, x: ModelInput) -> tuple[Float[Ten
 
 def linear_draws(weights: WeightGaussian, x: ModelInput, deviations: Float[Tensor, "s p"]) -> Float[Tensor, "s n k"]:
     """f + J (θ_s − θ*) for given draws of the weights."""
-    return torch.cat([f + J.mv(deviations) for f, J in weights.jacobians(x)], dim=1)
+    return torch.cat(list(weights.each(x, lambda f, J: f + J.mv(deviations))), dim=1)
