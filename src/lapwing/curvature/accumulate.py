@@ -46,6 +46,7 @@ class Structure(ABC):
     """A choice of which entries of H are kept."""
 
     adds_output: bool = False  # whether an output layer inferred alone is added without rows
+    by_column: bool = False  # whether rows are added as fast one column of S at a time, in less memory
 
     @abstractmethod
     def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator: ...

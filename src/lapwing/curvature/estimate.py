@@ -56,6 +56,7 @@ class Pass:
     sites: Sites
     fisher: Fisher
     rows_at_once: int
+    by_column: bool
     outputs: Callable[[Trace], Tensor] = attrgetter("outputs")  # where the likelihood is looked at
 
     def pieces(self, data: Iterable[tuple[ModelInput, Tensor]]) -> Generator[tuple[Trace, Tensor, Tensor], None, None]:
@@ -98,10 +99,15 @@ class Pass:
         curvatures = self.fisher.curvatures(self.likelihood, f, y)
         return None if curvatures is None else [OutputTerms(block, part) for part in curvatures]
 
+    def columns_at_once(self, n: int) -> int:
+        # One forward pass serves all rows of tensors without a rule: there it is as many as there is room for.
+        alone = self.by_column and not self.linearised.rest.names
+        return 1 if alone else max(1, self.rows_at_once // n)
+
     def rows(self, trace: Trace, part: Float[Tensor, "n t c m"]) -> Iterator[Jacobian]:
         """SᵀJ for one part of the curvature, some columns at a time."""
         columns = _columns(part, self.sites, self.fisher)
-        for group in columns.split(max(1, self.rows_at_once // trace.x.n), dim=-1):
+        for group in columns.split(self.columns_at_once(trace.x.n), dim=-1):
             yield trace.rows(group)
 
 
@@ -123,7 +129,7 @@ def estimate(
 ) -> Estimate:
     """Sum the structure's curvature over (x, encoded y) batches; rows in memory stay within `chunk_floats` numbers."""
     rows_at_once = max(1, chunk_floats // structure.row_floats(linearised.sizes))
-    sweep = Pass(linearised, likelihood, sites, fisher, rows_at_once, outputs)
+    sweep = Pass(linearised, likelihood, sites, fisher, rows_at_once, structure.by_column, outputs)
     accumulators: list[Accumulator] = []
     statistics = _RunningStatistics(sweep)
     with closing(sweep.pieces(data())) as pieces:

@@ -48,6 +48,7 @@ class Kron(Structure):
     bias: str = "joint"
     damping: str = "exact"
     adds_output = True
+    by_column = True
 
     def __post_init__(self) -> None:
         _check_word("sharing", self.sharing, ("expand", "reduce"))

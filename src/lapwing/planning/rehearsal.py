@@ -67,7 +67,7 @@ class Rehearsal:
     def peaks(self, structure: Structure, chunk_floats: int, columns: int, n_inputs: int) -> tuple[int, int]:
         """Bytes above the model and the data while fitting; and while predicting, the posterior included."""
         rows_at_once = max(1, chunk_floats // structure.row_floats(self.linearised.sizes))
-        pieces = self._fit_piece(rows_at_once, columns), self._predict_piece(rows_at_once, n_inputs)
+        pieces = self._fit_piece(structure, rows_at_once, columns), self._predict_piece(rows_at_once, n_inputs)
         # EKFAC as Kronecker: no eigendecomposition is tried.
         fitting, predicting = self._tried(Kron() if isinstance(structure, Ekfac) else structure, *pieces, n_inputs)
         if isinstance(structure, Ekfac):  # the second pass: eigenvectors, and curvatures along the axes
@@ -76,11 +76,12 @@ class Rehearsal:
         fit = max(probing, self._model_bytes + 8 * self.p + fitting)  # the prior's index of groups is there already
         return fit, self._held(structure) + max(predicting, self._decomposition(structure))
 
-    def _fit_piece(self, rows_at_once: int, columns: int) -> Piece:
+    def _fit_piece(self, structure: Structure, rows_at_once: int, columns: int) -> Piece:
         """As `curvature.estimate` takes them."""
         at_most = max(1, rows_at_once // (self.linearised.k if self.linearised.rest.names else 1))
         n = in_equal_parts(self.x.n, at_most)
-        return Piece(n, min(columns, max(1, rows_at_once // n)))
+        alone = structure.by_column and not self.linearised.rest.names
+        return Piece(n, 1 if alone else min(columns, max(1, rows_at_once // n)))
 
     def _predict_piece(self, rows_at_once: int, n_inputs: int) -> Piece:
         """As `predictive.pushforward` takes them."""
