@@ -266,7 +266,7 @@ def made_up(gain: float, *, warned: bool = True) -> BatteryRecord:
     run: Any = {
         "kind": "classes", "network": "MLP", "stops": "to the end", "outside": "noise", "parameters": 10,
         "structure": "full", "n_train": 3, "n_validation": 2, "n_test": 2, "seconds": {}, "scores": rows,
-        "concerns": concerns, "notices": [],
+        "concerns": concerns, "notices": [], "chosen": "",
     }  # fmt: skip
     runs = [{**run, "task": f"task-{k}", "seed": s} for k in range(12) for s in range(2)]
     return {"study": "battery", "effort": "toy", "n_seeds": 2, "runs": runs}  # type: ignore[typeddict-item]

@@ -23,7 +23,8 @@ METHODS = ("MAP", "temperature", "evidence", "evidence + validation")
 
 
 class Run(TypedDict):
-    """One task at one seed. `concerns` is what `diagnose()` says of the posterior that the evidence alone tuned."""
+    """One task at one seed. `concerns` is what `diagnose()` says of the posterior that the evidence alone tuned,
+    `chosen` what the held-out data took."""
 
     task: str
     seed: int
@@ -40,6 +41,7 @@ class Run(TypedDict):
     scores: list[Score]
     concerns: list[str]
     notices: list[str]
+    chosen: str
 
 
 class BatteryRecord(TypedDict):
@@ -114,6 +116,7 @@ class BatteryJob:
             scores=rows,
             concerns=[str(finding) for finding in alone.diagnose().concerns],
             notices=told(caught),
+            chosen=both.history[-1].note,
         )
 
     def _scores(self, model: nn.Module, alone: lw.Posterior, both: lw.Posterior) -> list[Score]:

@@ -16,6 +16,6 @@ class Effort:
     n_seeds: int
 
 
-FULL = Effort("full", n_train=2000, n_test=1000, n_epochs=200, n_seeds=3)
+FULL = Effort("full", n_train=1000, n_test=1000, n_epochs=200, n_seeds=3)
 QUICK = Effort("quick", n_train=400, n_test=200, n_epochs=30, n_seeds=1)
 TOY = Effort("toy", n_train=60, n_test=30, n_epochs=2, n_seeds=1)
