@@ -63,6 +63,7 @@ def test_solve_and_inverse_diagonal(make, seed: int) -> None:
     assert_close(H.plus(P0).solve(v), v @ Sigma)
     assert_close(H.plus(P0).solve(H.plus(P0).mv(v)), v)
     assert_close(H.plus(P0).inv_diagonal(), Sigma.diagonal())
+    assert_close(H.plus(P0).rough_solve(v), v @ Sigma, rtol=1e-4)
 
 
 @over_makers

@@ -163,9 +163,10 @@ def _conjugate_gradients(
     problem: Problem, at: Expansion, g: Tensor, preconditioner: Precision, rtol: float, most: int
 ) -> tuple[Float[Tensor, " p"], list[Along], int]:
     """d ≈ H(θ)⁻¹ g to a residual of rtol in the preconditioner's norm, with the outputs' way along it."""
+    solve = preconditioner.solve if problem.design.precise else preconditioner.rough_solve
     x, r = torch.zeros_like(g), g
     along: list[Along] = []
-    z = preconditioner.solve(r)
+    z = solve(r)
     p, rz, n = z, float(r @ z), 0
     target = rtol**2 * rz
     while n < most:
@@ -175,7 +176,7 @@ def _conjugate_gradients(
         x, r = x + alpha * p, r - alpha * Hp
         steps = [replace(line, q=alpha * line.q) for line in moved]
         along = [replace(a, q=a.q + b.q) for a, b in zip(along, steps, strict=True)] if along else steps
-        z = preconditioner.solve(r)
+        z = solve(r)
         rz, before = float(r @ z), rz
         if rz <= target:
             break

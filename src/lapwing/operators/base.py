@@ -124,6 +124,10 @@ class Precision(ABC):
     def solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
         """P⁻¹ v."""
 
+    def rough_solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+        """P⁻¹ v to single precision where that is cheaper: good enough to precondition with."""
+        return self.solve(v)
+
     @abstractmethod
     def half_solve(self, eps: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
         """R ε with R Rᵀ = P⁻¹: a draw from N(0, P⁻¹) when ε is standard normal."""

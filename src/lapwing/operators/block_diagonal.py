@@ -83,6 +83,9 @@ class BlockDiagonalPrecision(Precision):
     def solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
         return self._by_block(lambda P, part: P.solve(part), v)
 
+    def rough_solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+        return self._by_block(lambda P, part: P.rough_solve(part), v)
+
     def half_solve(self, eps: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
         return self._by_block(lambda P, part: P.half_solve(part), eps)
 

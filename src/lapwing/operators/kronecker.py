@@ -250,6 +250,12 @@ class RotatedPrecision(Precision):
     def solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
         return self._through(v, 1 / self.E)
 
+    def rough_solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+        U_B, U_A = self.basis.at(torch.float32)
+        W = U_B.mT @ self.arrangement.matrices(v.float()) @ U_A
+        W = U_B @ (W * self._inverse.float().reshape(self.E.shape)) @ U_A.mT
+        return self.arrangement.flat(W, self.p).to(v.dtype)
+
     def half_solve(self, eps: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
         W = self.arrangement.matrices(eps) * self.E.rsqrt()
         return self.arrangement.flat(self.basis.back(W), self.p)
