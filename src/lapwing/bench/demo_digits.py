@@ -89,19 +89,21 @@ def _sum_nll(f: Tensor, y: Tensor) -> Tensor:
 
 
 def _tune(trained: lw.Posterior, data: Digits) -> Tuned:
-    by_evidence = lw.tune(trained, (data.train.x, data.train.y), by="evidence")
+    train = (data.train.x, data.train.y)
+    by_evidence = lw.tune(trained, train)
     with warnings.catch_warnings(record=True) as caught:  # kept in the record, and shown with the table
         warnings.simplefilter("always")
         held_out = (data.validation.x, data.validation.y)
-        by_validation = lw.tune(trained, by="validation", validation=held_out, progress=False)
+        by_validation = lw.tune(trained, train, validation=held_out, progress=False)
     return Tuned(trained, by_evidence, by_validation, [str(w.message) for w in caught])
 
 
 def _sweep(tuned: Tuned, model: nn.Module, data: Digits, size: Size, seed: int) -> tuple[EvidenceCurve, lw.Posterior]:
     """Evidence and held-out NLL along a grid of precisions; also the posterior that suits the sampled network best."""
     x, y = data.validation.x, data.validation.y
-    # Tuning by validation has tried a grid already; its path is the GLM's curve.
-    path = [step for step in tuned.by_validation.history if step.precisions[0] >= 0.99 * 10 ** SWEEP[0]]
+    # Tuning with held-out data has tried a grid already; its path is the GLM's curve.
+    tried = [step for step in tuned.by_validation.history if "tried" in step.note]
+    path = [step for step in tried if SWEEP[0] <= math.log10(step.precisions[0]) <= SWEEP[1]]
     coarse = torch.logspace(*SWEEP, size.n_precisions).tolist()
     posteriors = [_at(tuned.trained, model, precision) for precision in coarse]
     sampled = [_sampled_nll(posterior, x, y, size, seed) for posterior in posteriors]
@@ -109,7 +111,7 @@ def _sweep(tuned: Tuned, model: nn.Module, data: Digits, size: Size, seed: int) 
         held_out_map = _sum_nll(model(x), y).item() / len(y)
     curve = EvidenceCurve(
         precision=[step.precisions[0] for step in path],
-        log_evidence=[float(_at(tuned.trained, model, step.precisions[0]).log_evidence()) for step in path],
+        log_evidence=[step.evidence for step in path],
         held_out_glm=[-step.score for step in path],
         precision_sampled=coarse,
         held_out_sampled=sampled,

@@ -84,7 +84,7 @@ def _price(record: DigitsRecord) -> str:
         return f"With the prior of the evidence the GLM has the better NLL, {numbers}."
     return (
         f"With the prior of the evidence the GLM has the worse NLL, {numbers}: for a classifier this sure of its "
-        "answers the classic evidence picks too small a precision, and the GLM turns timid."
+        "answers the evidence picks too small a precision, and the GLM turns timid."
     )
 
 

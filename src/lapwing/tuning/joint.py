@@ -45,7 +45,7 @@ class LinearTuning:
     @classmethod
     def of(cls, design: Design) -> LinearTuning:
         """To the last digits where the data are cheap to visit; a few passes where every visit is one over them."""
-        return cls(60, 1e-9, PRECISE, 5) if design.precise else cls(2, 0.05, QUICK, 0)
+        return cls(60, 1e-7, PRECISE, 5) if design.precise else cls(2, 0.05, QUICK, 0)
 
 
 def tune_at_linear_mode(
