@@ -15,7 +15,7 @@ from lapwing.linear_model import PRECISE, design, in_fixed_order
 from lapwing.linear_model.jvp import by_rows, choose_jvp, forward_mode, reverse_twice
 from lapwing.observations import observed
 from lapwing.tuning.joint import find_mode
-from lapwing.tuning.target import DenseTarget, HeldTarget, SpectralTarget, target
+from lapwing.tuning.target import DenseTarget, DualTarget, HeldTarget, SpectralTarget, target
 from oracle import assert_close
 
 STRUCTURES = ["full", "block", "kron", "ekfac", "diag"]
@@ -269,6 +269,13 @@ def test_other_data_than_were_fitted_are_refused():
         lw.tune(fitted, (x[:10], y[:10]))
 
 
+def test_derivatives_with_fewer_rows_than_parameters():
+    model, x, y = problem("regression", n=6)
+    prior = lw.prior(model, [0.8, 2.0, 0.3, 1.1], groups="tensor")
+    posterior = lw.fit(model, (x, y), lw.Gaussian(noise_std=0.4), prior=prior, structure="full")
+    check_derivatives(posterior, DualTarget)
+
+
 # --- closed-form derivatives --------------------------------------------------------------------------------------
 
 
@@ -292,8 +299,12 @@ def test_derivatives_of_the_evidence(structure: str, groups: str, kind: type, fo
     posterior = replace(
         posterior, expansion=Expansion(posterior.linearised.theta, posterior.estimate.statistics, follows)
     )
-    closed = target(posterior)
-    assert type(closed) is (kind if follows or kind is DenseTarget else HeldTarget)
+    check_derivatives(posterior, kind if follows or kind is DenseTarget else HeldTarget)
+
+
+def check_derivatives(posterior: lw.Posterior, kind: type) -> None:
+    closed, prior = target(posterior), posterior.prior
+    assert type(closed) is kind
     u, w = prior.precisions.log() + 0.3, posterior.part_scales.log()[0] - 0.2
 
     def through_the_posterior(z: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ import torch
 from lapwing._types import Float, Int, Scalar, Tensor
 from lapwing.curvature import Exact, FitStatistics, Sampled
 from lapwing.likelihoods import Gaussian
-from lapwing.operators import DenseCurvature
+from lapwing.operators import DenseCurvature, GroupedDiagonal, LowRankCurvature
 from lapwing.posterior import Posterior
 
 
@@ -191,12 +191,44 @@ class DenseTarget(Target):
         return M.new_zeros(len(u), len(u)).index_add(1, self.index, rows)
 
 
+@dataclass(frozen=True, eq=False)
+class DualTarget(Target):
+    """θ₀ is held, and H has fewer rows M than columns: log det(P P₀⁻¹) = log det B with B = I + Σ_g (c/δ_g) K_g.
+
+    K_g = M E_g Mᵀ is the kernel of group g. With A_g = (c/δ_g) K_g:  γ_g = tr B⁻¹A_g, and its derivatives hold
+    T_gh = tr B⁻¹A_g B⁻¹A_h.
+    """
+
+    fit: Fit
+    kernels: Float[Tensor, "g r r"]
+    scatter: Float[Tensor, " g"]
+
+    def value(self, u: Float[Tensor, " g"], w: Scalar) -> Scalar:
+        occam = 2 * torch.linalg.cholesky(self._inner(u, w)).diagonal().log().sum()
+        return self.fit.value(w) - 0.5 * ((u.exp() * self.scatter).sum() + occam)
+
+    def derivatives(self, u: Float[Tensor, " g"], w: Scalar) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(self._inner(u, w)))
+        each = (w - u).exp()[:, None, None] * (inverse @ self.kernels)  # B⁻¹A_g
+        gamma = each.diagonal(dim1=-2, dim2=-1).sum(-1)
+        T = torch.einsum("gij,hji->gh", each, each)
+        pull, misfit = u.exp() * self.scatter, 2 * self.fit.half_sse * w.exp()
+        gradient_w = self.fit.half_count - 0.5 * (misfit + gamma.sum())
+        uu, uw = 0.5 * (T - (gamma + pull).diag()), 0.5 * (gamma - T.sum(1))
+        return torch.cat([0.5 * (gamma - pull), gradient_w[None]]), _bordered(uu, uw, -uw.sum() - 0.5 * misfit)
+
+    def _inner(self, u: Tensor, w: Tensor) -> Float[Tensor, "r r"]:
+        eye = torch.eye(self.kernels.shape[1], dtype=self.kernels.dtype, device=self.kernels.device)
+        return eye + torch.einsum("g,gij->ij", (w - u).exp(), self.kernels)
+
+
 def _bordered(uu: Float[Tensor, "g g"], uw: Float[Tensor, " g"], ww: Scalar) -> Float[Tensor, "d d"]:
     top = torch.cat([uu, uw[:, None]], 1)
     return torch.cat([top, torch.cat([uw, ww[None]])[None]])
 
 
 MOST_DENSE = 6_000  # parameters up to which a dense P⁻¹ is formed for the derivatives
+_MOST_KERNELS = 32  # groups up to which a kernel each is kept
 MOST_GROUPS = 1_000  # groups up to which their Hessian is formed
 
 
@@ -224,6 +256,10 @@ def _with_axes(posterior: Posterior, fit: Fit, g: Tensor | None, t: Tensor, scat
         return HeldTarget(fit, tuple(axes.eigenvalues[axes.index == i] for i in range(P0.n_groups)), scatter)
     if axes is not None and g is not None:
         return SpectralTarget(fit, axes.eigenvalues, axes.index, axes.rotate(g), axes.rotate(t))
+    if isinstance(part, LowRankCurvature) and g is None and not part.scale.ndim and P0.n_groups <= _MOST_KERNELS:
+        one_hot = torch.eye(P0.n_groups, dtype=torch.float64, device=P0.index.device)
+        kernels = [part.scale * part.root.kernel(GroupedDiagonal(e, P0.index)) for e in one_hot]
+        return DualTarget(fit, torch.stack(kernels), scatter)
     if isinstance(part, DenseCurvature) and part.p <= MOST_DENSE:
         return DenseTarget(fit, part.to_dense(), P0.index, g, t)
     return None

@@ -5,14 +5,15 @@ classes, the mean and the link: a few numbers. The plain network and the tempera
 candidates, and none that does worse than they do is taken.
 
 A small held-out set cannot tell many candidates apart, and the best of many is best by luck. So each number has a weak
-prior of its own, worth a few nats in all: T near one where the covariance is used, the network's own mean, the exact
-link. A hundred held-out data overrule it easily where there is something to gain.
+prior of its own, worth a few nats in all: a scale within some decades of the evidence's, T near one where the covariance
+is used, the network's own mean, the exact link. A hundred held-out data overrule it where there is something to gain;
+where there is not, error bars that know what they have not seen are kept.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, log10
 
 import torch
 
@@ -33,7 +34,8 @@ _FINALISTS = 16
 # Nats that a candidate has to gain on the held-out data as a whole before it is preferred.
 _COST_OF_MEAN = {"network": 0.0, "newton": 1.0, "half": 1.0, "linear": 2.0}
 _COST_OF_LINK = 0.5
-_COST_OF_NO_SPREAD = 1.0
+_SCALE_STD = 2.0  # decades: the evidence is often wrong, but seldom by more than that
+_DECADES_OF_NO_SPREAD = 6.0
 _STD_WITH_SPREAD = 0.5  # of log T: the covariance is there to do the work of a temperature
 _STD_OF_COLDER = 0.5  # of log T < 0 for the network alone: labels that are all right say nothing of how right
 
@@ -54,8 +56,8 @@ class Candidate:
     def cost(self) -> float:
         """Nats of the weak prior."""
         link = 0.0 if self.score.link == DEFAULT else _COST_OF_LINK
-        spread = 0.0 if self.scale < NO_SPREAD else _COST_OF_NO_SPREAD
-        return _COST_OF_MEAN[self.mean] + self.score.cost + link + spread
+        decades = min(abs(log10(self.scale)), _DECADES_OF_NO_SPREAD)
+        return _COST_OF_MEAN[self.mean] + self.score.cost + link + 0.5 * (decades / _SCALE_STD) ** 2
 
 
 def search_validation(
