@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lapwing._types import Float, Tensor
 
 NOISE_BOUNDS = (1e-3, 1e3)  # of a noise, relative to the root mean squared residual of the network
-TRUST_MARGIN = 0.1  # nats per datum
+TRUST_MARGIN = 0.03  # nats per datum
 PRECISION_BOUNDS = (1e-10, 1e12)  # of a prior precision, relative to the mean curvature in its group
 
 

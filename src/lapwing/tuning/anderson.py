@@ -30,5 +30,6 @@ class Anderson:
         differences = (residuals[:-1] - residual).T
         weights = torch.linalg.lstsq(differences, -residual[:, None], driver="gelsd").solution[:, 0]
         mixed = image + weights @ (images[:-1] - image)
-        # Far extrapolations are not to be trusted: at most a few times the plain step.
-        return z + (mixed - z).clamp(-8 * residual.abs().max(), 8 * residual.abs().max())
+        # Far extrapolations are not to be trusted: each variable goes a few times its plain step at most.
+        reach = 8 * residual.abs() + 0.1
+        return torch.where(residual.abs() > 1, image, z + (mixed - z).clamp(-reach, reach))

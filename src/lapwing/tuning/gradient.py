@@ -63,8 +63,11 @@ def _by_newton(posterior: Posterior, closed: Target, tune_noise: bool) -> Poster
         free = now.free(gradient)
         if bool((gradient[free].abs() <= 1e-10 * size).all()):
             break
-        moved, after = _halved(closed, now, _uphill(gradient, hessian, free), value)
+        move = _uphill(gradient, hessian, free)
+        moved, after = _halved(closed, now, move, value)
         if torch.equal(moved.u, now.u) and bool(moved.w == now.w):
+            break
+        if float(gradient @ move) < 1e-14 * size:  # nats to be gained yet
             break
         now, value = moved, after
         steps.append(step(value, _posterior_at(posterior, now)))

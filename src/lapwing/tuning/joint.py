@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Protocol
 
 import torch
@@ -24,6 +25,7 @@ from lapwing.tuning.fixed_point import iterate_fixed_point, take_fixed_point_ste
 from lapwing.tuning.step import noise_is_free, noise_of, step, with_noise
 
 _MOST_CURVATURES, _CURVATURE_RTOL = 5, 1e-2
+_DRIFT = 1e-5  # nats per round, below which groups that are switched off are let go
 _PRUNED = 1e-2  # effective dimensions below which a group is switched off
 
 
@@ -86,15 +88,20 @@ def _alternated(posterior: Posterior, ascend: Ascent, data: Design, noise: bool)
     plan = LinearTuning.of(data)
     # θ_* moves in any case: MacKay's updates need not stand still in between.
     ascend = take_fixed_point_steps if ascend is iterate_fixed_point else ascend
-    mixing, current = Anderson(plan.memory), posterior
+    mixing, current, plain, reached = Anderson(plan.memory), posterior, posterior, -inf
     for _ in range(plan.most_rounds):
         held = replace(current, expansion=find_mode(current, data, plan.effort))
         wanted = ascend(held, noise=noise)
-        change = _change(held, wanted)
-        if change < plan.rtol:
-            return wanted if plan.memory == 0 else _expanded(wanted, find_mode(wanted, data, plan.effort))
+        # Turns raise the evidence of the pair every time; a point that an extrapolation has lowered it at is given up.
+        here = wanted.history[len(held.history)].score
+        if here < reached - 1e-9 * abs(reached) and plan.memory:
+            mixing, current, reached = Anderson(plan.memory), plain, -inf
+            continue
+        change, plain, gain, reached = _change(held, wanted), wanted, here - reached, here
+        if change < plan.rtol or (gain < _DRIFT and _pruned(wanted)):
+            break
         current = moved_to(wanted, mixing.next(logs(held), logs(wanted)))
-    return current
+    return plain if plan.memory == 0 else _expanded(plain, find_mode(plain, data, plan.effort))
 
 
 def find_mode(posterior: Posterior, data: Design, effort: Effort) -> Expansion:
@@ -122,6 +129,10 @@ def quadratic_is_exact(posterior: Posterior) -> bool:
 def _expanded(posterior: Posterior, expansion: Expansion) -> Posterior:
     moved = replace(posterior, expansion=expansion)
     return replace(moved, history=(*posterior.history, step(moved.log_evidence().detach(), moved, "linear mode")))
+
+
+def _pruned(posterior: Posterior) -> bool:
+    return bool((posterior.effective_dimension() <= _PRUNED).any())
 
 
 def _change(before: Posterior, after: Posterior) -> float:

@@ -5,9 +5,9 @@ classes, the mean and the link: a few numbers. The plain network and the tempera
 candidates, and none that does worse than they do is taken.
 
 A small held-out set cannot tell many candidates apart, and the best of many is best by luck. So each number has a weak
-prior of its own, worth a few nats in all: a scale within some decades of the evidence's, T near one where the covariance
-is used, the network's own mean, the exact link. A hundred held-out data overrule it where there is something to gain;
-where there is not, error bars that know what they have not seen are kept.
+prior of its own, worth a few nats in all: a scale within some decades of the evidence's, T near one where the
+covariance is used, the network's own mean, the exact link. A hundred held-out data overrule it where there is something
+to gain; where there is not, error bars that know what they have not seen are kept.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from lapwing.tuning.scoring import Freedom, Score, Targets, final_score, quick_s
 from lapwing.tuning.step import Step, noise_is_free, noise_of, step, with_noise
 
 NO_SPREAD = 1e12  # the scale at which the posterior is the network itself, to rounding
-GRID = torch.cat([torch.logspace(-3, 5, 17, dtype=torch.float64), torch.tensor([NO_SPREAD], dtype=torch.float64)])
+GRID = torch.tensor([*(10 ** (k / 2) for k in range(-6, 11)), 1e6, 1e7, NO_SPREAD], dtype=torch.float64)
 _FINALISTS = 16
 
 # Nats that a candidate has to gain on the held-out data as a whole before it is preferred.
 _COST_OF_MEAN = {"network": 0.0, "newton": 1.0, "half": 1.0, "linear": 2.0}
 _COST_OF_LINK = 0.5
 _SCALE_STD = 2.0  # decades: the evidence is often wrong, but seldom by more than that
-_DECADES_OF_NO_SPREAD = 6.0
+_DECADES_OF_NO_SPREAD = 8.0
+_TIE = 1e-6  # nats per term
 _STD_WITH_SPREAD = 0.5  # of log T: the covariance is there to do the work of a temperature
 _STD_OF_COLDER = 0.5  # of log T < 0 for the network alone: labels that are all right say nothing of how right
 
@@ -127,7 +128,7 @@ def _freedom(scale_index: int, free_noise: bool) -> Freedom:
 def _preferred(candidates: list[Candidate], n_terms: int) -> Candidate:
     """Least NLL plus cost, among those no worse than the network as it is and at its best temperature."""
     plain = min(c.score.nll for c in candidates if c.scale == NO_SPREAD and c.mean == "network")
-    allowed = [c for c in candidates if c.score.nll <= plain]
+    allowed = [c for c in candidates if c.score.nll <= plain + _TIE]
     return min(allowed, key=lambda c: n_terms * c.score.nll + c.cost)
 
 
