@@ -410,6 +410,10 @@ POSTERIORS = [
 TUNING = [
     Row("tune a model", three, lw.tune, TYPE, ("Posterior", "lw.fit", "Sequential")),
     Row("unknown way to tune", three, lambda m: lw.tune(classifier(m), by="evidance"), VALUE, ("by", 'Did you mean "evidence"')),
+    Row("curvature at a mode that is not looked for", three, lambda m: lw.tune(classifier(m), mode="network", curvature_at="linear_mode"), VALUE, ("curvature_at", 'mode="linear"')),
+    Row("mean at a mode that is not looked for", three, lambda m: lw.tune(classifier(m), mode="network", predictive_mean="linear_mode"), VALUE, ("predictive_mean", 'mode="linear"')),
+    Row("unknown point of the curvature", three, lambda m: lw.tune(classifier(m), curvature_at="mode"), VALUE, ("curvature_at", '"linear_mode"')),
+    Row("other data to tune on", three, lambda m: lw.tune(classifier(m), (X[:3], LABELS[:3]), groups="one"), VALUE, ("3 data", "validation=")),
     Row("unknown mode", three, lambda m: lw.tune(classifier(m), mode="lineer"), VALUE, ("mode", 'Did you mean "linear"')),
     Row("validation without data", three, lambda m: lw.tune(classifier(m), by="validation"), VALUE, ("held-out", "validation=(X, Y)")),
     Row("validation with other labels", three, lambda m: lw.tune(classifier(m), by="validation", validation=[(X, LABELS), (X, LABELS + 1)]), VALUE, ("validation", "batch 1", "[0, 3)")),

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import lapwing as lw
 import oracle
-from lapwing.linear_model import PRECISE, design, in_fixed_order
+from lapwing.data import as_batches, as_input
+from lapwing.linear_model import PRECISE, Expansion, design, in_fixed_order
 from lapwing.linear_model.jvp import by_rows, choose_jvp, forward_mode, reverse_twice
 from lapwing.observations import observed
 from lapwing.tuning.joint import find_mode
@@ -120,6 +121,20 @@ def test_a_shuffling_loader_changes_nothing():
     )
 
 
+def test_the_order_of_the_data_is_fixed_without_changing_them():
+    _, x, y = problem("classification")
+    data = torch.utils.data.TensorDataset(x, y)
+    make = torch.utils.data.DataLoader
+    shuffled = [make(data, 5, shuffle=True), make(data, 5, sampler=torch.utils.data.RandomSampler(data, True, 24))]
+    for source in ([(x, y)], (x, y), make(data, 5), *shuffled):
+        batches = in_fixed_order(as_batches(source))
+        first, second = ([b[0].args[0] for b in batches] for _ in range(2))
+        assert_close(torch.cat(first), torch.cat(second))
+        assert len(torch.cat(first)) == 24
+    whole = torch.cat([b[0].args[0] for b in in_fixed_order(as_batches(shuffled[0]))])
+    assert_close(whole, x)
+
+
 class Attentive(nn.Module):
     """Fused attention has no forward-mode derivative."""
 
@@ -143,8 +158,6 @@ def test_every_way_to_push_forward_agrees(make, seed: int):
     v = torch.randn(3, linearised.layout.p, dtype=torch.float64)
     _, J = oracle.jacobian(model, x)
     truth = torch.einsum("nkp,mp->mnk", J, v)
-    from lapwing.data import as_input
-
     assert choose_jvp(linearised, as_input(x)) in (forward_mode, reverse_twice)
     with linearised.trace(as_input(x)) as trace:
         for way in (choose_jvp(linearised, as_input(x)), reverse_twice, by_rows):
@@ -294,8 +307,6 @@ def test_derivatives_of_the_evidence(structure: str, groups: str, kind: type, fo
     model, x, y = problem("regression", n=40)
     prior = lw.prior(model, 0.8, groups=groups)
     posterior = lw.fit(model, (x, y), "regression", prior=prior, structure=structure)
-    from lapwing.linear_model import Expansion
-
     posterior = replace(
         posterior, expansion=Expansion(posterior.linearised.theta, posterior.estimate.statistics, follows)
     )

@@ -15,10 +15,10 @@ from lapwing.progress import shown
 
 
 def observed(
-    data: Batches, likelihood: Likelihood, sites: Sites, *, progress: bool | None
+    data: Batches, likelihood: Likelihood, sites: Sites, *, progress: bool | None, what: str = "fit"
 ) -> Iterator[tuple[ModelInput, Tensor]]:
     """(x, encoded y) for every batch; errors name the batch."""
-    for number, (x, y) in enumerate(shown(data, total=len(data), what="fit", progress=progress)):
+    for number, (x, y) in enumerate(shown(data, total=len(data), what=what, progress=progress)):
         with located(f"batch {number}"):
             pair = encode_batch(x, y, likelihood, sites)
         yield pair  # outside: errors of whoever works on it are not ours to label

@@ -96,8 +96,9 @@ class _Choice:
         batches = posterior.source if data is None else as_batches(data)
         make = recurved = None
         if batches is not None:
+            fixed = in_fixed_order(batches)
             source = partial(
-                observed, in_fixed_order(batches), posterior.likelihood, posterior.sites, progress=progress
+                observed, fixed, posterior.likelihood, posterior.sites, progress=progress, what="linear mode"
             )
             make = partial(design, posterior.linearised, source, n=posterior.n_data, most_floats=_MOST_STORED)
             recurved = partial(_recurved, source=source) if self.curvature_at_mode else None
