@@ -2,10 +2,11 @@
 
 from lapwing.linear_model.design import Design, Piece, StoredDesign, StreamedDesign, design
 from lapwing.linear_model.jvp import choose_jvp
-from lapwing.linear_model.mode import PRECISE, QUICK, Effort, Expansion, Problem, Search, solve_mode
+from lapwing.linear_model.mode import MODERATE, PRECISE, QUICK, Effort, Expansion, Problem, Search, solve_mode
 from lapwing.linear_model.order import in_fixed_order
 
 __all__ = [
+    "MODERATE",
     "PRECISE",
     "QUICK",
     "Design",

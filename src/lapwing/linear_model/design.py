@@ -39,6 +39,7 @@ class Design(ABC):
     """All of the data."""
 
     precise: bool  # float64 throughout and cheap to visit: the mode may be found to the last digits
+    size: int  # data times parameters, which is about what a pass costs
 
     @abstractmethod
     def __iter__(self) -> Iterator[Piece]: ...
@@ -75,6 +76,7 @@ class TracedPiece(Piece):
 @dataclass(frozen=True, eq=False)
 class StoredDesign(Design):
     pieces: tuple[StoredPiece, ...]
+    size: int
     precise = True
 
     def __iter__(self) -> Iterator[Piece]:
@@ -86,6 +88,7 @@ class StreamedDesign(Design):
     linearised: Linearised
     source: Source
     jvp: Jvp
+    size: int
     precise = False
 
     def __iter__(self) -> Iterator[Piece]:
@@ -98,8 +101,8 @@ def design(linearised: Linearised, source: Source, *, n: int, most_floats: int) 
     """Keep J when its N·K·P entries are within the budget, else visit the network anew in every pass."""
     if n * linearised.k * linearised.layout.p > most_floats:
         first = next(iter(source()))[0]
-        return StreamedDesign(linearised, source, choose_jvp(linearised, first))
-    return StoredDesign(tuple(_stored(linearised, source)))
+        return StreamedDesign(linearised, source, choose_jvp(linearised, first), n * linearised.layout.p)
+    return StoredDesign(tuple(_stored(linearised, source)), n * linearised.layout.p)
 
 
 def _stored(linearised: Linearised, source: Source) -> Iterator[StoredPiece]:

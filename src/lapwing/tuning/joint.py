@@ -18,12 +18,13 @@ from lapwing._types import Float, Tensor
 from lapwing.curvature import Exact, Full
 from lapwing.errors import InputError
 from lapwing.likelihoods import Gaussian
-from lapwing.linear_model import PRECISE, QUICK, Design, Effort, Expansion, Problem, solve_mode
+from lapwing.linear_model import MODERATE, PRECISE, QUICK, Design, Effort, Expansion, Problem, solve_mode
 from lapwing.posterior import Posterior
 from lapwing.tuning.anderson import Anderson
 from lapwing.tuning.fixed_point import iterate_fixed_point, take_fixed_point_steps
 from lapwing.tuning.step import noise_is_free, noise_of, step, with_noise
 
+_MODERATE_SIZE = 250_000_000  # data times parameters
 _MOST_CURVATURES, _CURVATURE_RTOL = 5, 1e-2
 _DRIFT = 1e-5  # nats per round, below which groups that are switched off are let go
 _PRUNED = 1e-2  # effective dimensions below which a group is switched off
@@ -46,8 +47,10 @@ class LinearTuning:
 
     @classmethod
     def of(cls, design: Design) -> LinearTuning:
-        """To the last digits where the data are cheap to visit; a few passes where every visit is one over them."""
-        return cls(60, 1e-7, PRECISE, 5) if design.precise else cls(2, 0.05, QUICK, 0)
+        """To the last digits where J is at hand; some hundred passes, or on large problems six, where it is not."""
+        if design.precise:
+            return cls(60, 1e-7, PRECISE, 5)
+        return cls(4, 0.05, MODERATE, 0) if design.size <= _MODERATE_SIZE else cls(2, 0.05, QUICK, 0)
 
 
 def tune_at_linear_mode(
