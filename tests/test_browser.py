@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 from demo_records import synthetic_record
+from lapwing.report.figures import Figure, panel
 from lapwing.report.page import write_page
+from lapwing.report.study import StudyPage, write_study
+from lapwing.report.tables import Cell, Table
+from lapwing.report.template import Headline
 
 pytestmark = pytest.mark.browser
 
@@ -77,3 +81,14 @@ def test_it_paints_a_picture_on_a_phone_and_on_a_desk(page: Path, tmp_path: Path
     shot = tmp_path / "page.png"
     browse(page, tmp_path / "profile", f"--window-size={width},900", f"--screenshot={shot}")
     assert shot.stat().st_size > 20_000
+
+
+def test_the_page_of_a_study_is_drawn_and_fetches_nothing(tmp_path: Path) -> None:
+    figure = Figure("one", "A figure", "See.", (panel("one", "A line.", lambda ax: ax.plot([0, 1], [0, 1])),))
+    table = Table("t", "A table", "See.", ("what", "how much"), ((Cell("a", "a"), Cell("1", 1.0)),))
+    study = StudyPage("A study", ("Words.",), (Headline("1", "one"),), (figure,), (table,), (), (), "lapwing")
+    page = write_study(study, tmp_path / "report.html")
+    dom = browse(page, tmp_path / "profile", "--dump-dom", "--virtual-time-budget=3000")
+    assert 'data-figures="1"' in dom
+    assert 'data-fetched="0"' in dom
+    assert 'data-refused="0"' in dom
