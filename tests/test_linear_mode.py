@@ -327,3 +327,16 @@ def check_derivatives(posterior: lw.Posterior, kind: type) -> None:
     assert_close(closed.value(u, w), through_the_posterior(z), rtol=1e-10)
     assert_close(gradient, torch.autograd.functional.jacobian(through_the_posterior, z), rtol=1e-7)
     assert_close(hessian, torch.autograd.functional.hessian(through_the_posterior, z), rtol=1e-6)
+
+
+def test_predictions_around_the_network_have_the_noise_of_its_residuals():
+    model, x, y = problem("regression", n=40)
+    tuned = lw.tune(lw.fit(model, (x, y), "regression", structure="full"), (x, y))
+    sse, gamma = float((y - model(x)).square().sum()), float(tuned.effective_dimension())
+    noise_var = float(tuned.likelihood.resolved()) ** 2
+    assert sse / (y.numel() - gamma) > 1.2 * noise_var  # the network is at no mode
+    assert_close(tuned.predict(x).aleatoric, torch.full_like(y, sse / (y.numel() - gamma)))
+    at_mode = lw.tune(lw.fit(model, (x, y), "regression", structure="full"), (x, y), predictive_mean="linear_mode")
+    assert_close(at_mode.predict(x).aleatoric, torch.full_like(y, noise_var))
+    set_by_hand = tuned.with_likelihood(lw.Gaussian(noise_std=0.5))
+    assert_close(set_by_hand.predict(x).aleatoric, torch.full_like(y, 0.25))

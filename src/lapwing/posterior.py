@@ -91,6 +91,7 @@ class Readout:
     shift: Float[Tensor, " p"] | None = None  # μ − θ*; None: the mean is the trained network
     temperature: float = 1.0  # classes are softmax(f / T), or σ(f / T)
     link: Link = DEFAULT
+    noise_std: Float[Tensor, " g"] | None = None  # around this mean, where it is not the likelihood's
 
 
 @dataclass(frozen=True)
@@ -228,14 +229,22 @@ class Posterior:
 
     def _predict_glm(self, x: ModelInput, frame: Frame) -> Prediction:
         gaussian = predictive.pushforward_sites(self.weights, x, self.sites)
-        return predictive.from_gaussian(self.likelihood, gaussian.tempered(self._temperature), frame)
+        return predictive.from_gaussian(self._observed, gaussian.tempered(self._temperature), frame)
 
     def _predict_bnn(self, x: ModelInput, frame: Frame) -> Prediction:
         deviations = self._deviations(frame.n_samples, frame.generator)
         if self.readout.shift is not None:
             deviations = deviations + self.readout.shift
         f = predictive.network_draws(self.linearised, x, deviations) / self._temperature
-        return predictive.from_draws(self.likelihood, torch.stack([self.sites.split(draw) for draw in f]), frame)
+        return predictive.from_draws(self._observed, torch.stack([self.sites.split(draw) for draw in f]), frame)
+
+    @property
+    def _observed(self) -> Likelihood:
+        """The likelihood of new data around the mean of the predictions."""
+        noise_std = self.readout.noise_std
+        if noise_std is None or not isinstance(self.likelihood, Gaussian):
+            return self.likelihood
+        return self.likelihood.with_noise_std(noise_std)
 
     @property
     def _temperature(self) -> float:
@@ -356,7 +365,9 @@ class Posterior:
         if isinstance(likelihood, Gaussian):
             likelihood = self._checked_noise(likelihood)
         scale = self.likelihood_scale if likelihood_scale is None else registry.likelihood_scale(likelihood_scale)
-        return replace(self, likelihood=likelihood, likelihood_scale=scale)
+        return replace(
+            self, likelihood=likelihood, likelihood_scale=scale, readout=replace(self.readout, noise_std=None)
+        )
 
     @plain_tensors()
     def updated(self, more_data: Any, *, progress: bool | None = None) -> Posterior:

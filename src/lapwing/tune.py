@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lapwing import curvature, normalised, priors, registry, tuning
+from lapwing import curvature, evidence, normalised, priors, registry, tuning
 from lapwing.data import as_batches
 from lapwing.errors import InputError, InputTypeError
 from lapwing.likelihoods import Gaussian, Likelihood
@@ -105,9 +105,26 @@ class _Choice:
         with random_state_kept():
             tuned = tuning.tune_at_linear_mode(posterior, ascend, make, noise=noise, recurved=recurved)
         if not self.mean_at_mode:
-            return tuned
+            return replace(tuned, readout=replace(tuned.readout, noise_std=_noise_around_network(tuned, noise)))
         shift = (tuned.linear_mode() - tuned.linearised.theta).detach()
         return replace(tuned, readout=replace(tuned.readout, shift=shift))
+
+
+def _noise_around_network(posterior: Posterior, noise: bool) -> torch.Tensor | None:
+    """√(SSE of the network / (n − γ)), where that is more than the noise around the linear mode.
+
+    The evidence measures the noise around h(x; θ_*). Predictions keep the network's own outputs as their mean, which
+    may miss the targets by more.
+    """
+    likelihood = posterior.likelihood
+    if not noise or not isinstance(likelihood, Gaussian) or not likelihood.estimated:
+        return None
+    sse, count = posterior.estimate.statistics.likelihood.chunk(2)
+    gamma = evidence.effective_dimension_of_parts(
+        posterior.curvature_at, posterior.part_scales.detach(), posterior.prior
+    )
+    left = torch.maximum(count - gamma, 0.2 * count)
+    return torch.maximum((sse / left).sqrt(), likelihood.resolved().detach())
 
 
 def _recurved(posterior: Posterior, source: Any) -> Posterior:
