@@ -57,20 +57,20 @@ def tune(
         registry.choose("predictive_mean", predictive_mean, {"network": False, "linear_mode": True}),
     )
     choice.check()
-    with random_state_kept():
-        posterior = _grouped(posterior, groups, data)
     by_evidence = {"evidence": tuning.maximise_evidence, "fixed_point": tuning.iterate_fixed_point}
     method = registry.choose("by", by, {**by_evidence, "validation": None})
+    held_out = None if validation is None else as_batches(validation, "validation")
+    if method is None and held_out is None:
+        raise InputError('tune(by="validation") needs held-out data: validation=(X, Y) or a loader.')
+    with random_state_kept():
+        posterior = _grouped(posterior, groups, data)
     if method is not None:
         posterior = choice.tuned(posterior, method, data, noise, progress)
         posterior = replace(posterior, check=_training_check(posterior, data))
-    if validation is not None:
-        with random_state_kept():
-            held_out = as_batches(validation, "validation")
-            return tuning.search_validation(posterior, held_out, noise=noise, progress=progress)
-    if method is None:
-        raise InputError('tune(by="validation") needs held-out data: validation=(X, Y) or a loader.')
-    return posterior
+    if held_out is None:
+        return posterior
+    with random_state_kept():
+        return tuning.search_validation(posterior, held_out, noise=noise, progress=progress)
 
 
 @dataclass(frozen=True)

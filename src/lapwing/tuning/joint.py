@@ -108,7 +108,7 @@ def _alternated(posterior: Posterior, ascend: Ascent, data: Design, noise: bool)
 
 
 def find_mode(posterior: Posterior, data: Design, effort: Effort) -> Expansion:
-    """θ_* under the posterior's prior and noise, from where its quadratic expects it."""
+    """θ_* under the posterior's prior and noise, from where it was found last or from the trained weights."""
     kappa = float(posterior.likelihood_scale.detach())
     problem = Problem(data, posterior.likelihood, posterior.sites, kappa, posterior.prior)
     start = posterior.expansion
