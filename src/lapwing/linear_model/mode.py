@@ -104,7 +104,7 @@ class Effort:
 
 
 PRECISE = Effort(1e-11, 60, 400)
-MODERATE = Effort(1e-2, 3, 8)
+MODERATE = Effort(1e-2, 2, 6)
 QUICK = Effort(1e-2, 1, 2)
 
 

@@ -47,10 +47,10 @@ class LinearTuning:
 
     @classmethod
     def of(cls, design: Design) -> LinearTuning:
-        """To the last digits where J is at hand; some hundred passes, or on large problems six, where it is not."""
+        """To the last digits where J is at hand; some forty passes, or on large problems six, where it is not."""
         if design.precise:
             return cls(60, 1e-7, PRECISE, 5)
-        return cls(4, 0.05, MODERATE, 0) if design.size <= _MODERATE_SIZE else cls(2, 0.05, QUICK, 0)
+        return cls(3, 0.05, MODERATE, 0) if design.size <= _MODERATE_SIZE else cls(2, 0.05, QUICK, 0)
 
 
 def tune_at_linear_mode(
