@@ -18,7 +18,7 @@ from lapwing.errors import InputTypeError, StructureError
 from lapwing.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Sites
 from lapwing.linear_model import Expansion
 from lapwing.linearise import Linearised
-from lapwing.observations import observed
+from lapwing.observations import encode_batch, observed
 from lapwing.operators import (
     BlockDiagonalCurvature,
     Curvature,
@@ -35,6 +35,7 @@ from lapwing.sampling import counted, seeded, weight_deviations
 from lapwing.sandbox import plain_tensors, random_state_kept
 
 _MAX_COVARIANCE = 5_000
+_MOST_CHECKED = 64  # training data whose prediction diagnose() checks
 
 
 class JointOutputs(NamedTuple):
@@ -94,15 +95,6 @@ class Readout:
     noise_std: Float[Tensor, " g"] | None = None  # around this mean, where it is not the likelihood's
 
 
-@dataclass(frozen=True)
-class TrainingCheck:
-    """NLL per likelihood term of some training data: by the tuned predictive, and by the network alone."""
-
-    predictive: float
-    network: float
-    n: int
-
-
 @dataclass(frozen=True, eq=False)
 class Posterior:
     """N(θ*, P⁻¹) with P = H + P₀ over the weights of a linearised network."""
@@ -119,7 +111,6 @@ class Posterior:
     why: str = "asked for"  # of the structure
     expansion: Expansion | None = None  # None: the evidence is taken at the trained weights themselves
     readout: Readout = Readout()
-    check: TrainingCheck | None = None  # made by tune
     source: Batches | None = None  # where the data came from, for those who tune without naming them again
 
     # --- the Gaussian over weights -------------------------------------------------------------
@@ -424,8 +415,8 @@ class Posterior:
             yield Finding.of_weight_decay(float(theta @ from_data) / norm, float((delta * theta**2).sum()) / norm)
         yield from self._mode_findings()
         yield Finding.of_effective_dimension(self._dimension_by_layer())
-        if self.check is not None:
-            yield Finding.of_training_check(self.check.predictive, self.check.network, self.check.n)
+        if self.history and self.source is not None:
+            yield Finding.of_training_check(*self._training_check(self.source))
         yield from Finding.of_found_groups(self.prior.group_names, self.prior.reasons)
         spectrum = self.curvature.spectrum()
         low, high = float(self.prior.precisions.min()), float(self.prior.precisions.max())
@@ -436,6 +427,23 @@ class Posterior:
         yield Finding.of_structure(type(self.structure).__name__.lower(), self.why)
         yield from Finding.of_loose(self._loose())
         yield Finding.of_rows(tuple(self.linearised.ruled), self.linearised.rest.names, self.linearised.vectorised)
+
+    def _training_check(self, source: Batches) -> tuple[float, float, int]:
+        """NLL per likelihood term of data that were seen: by the predictive, by the network alone, and of how many."""
+        with random_state_kept():
+            x, y = source.first()
+            x, encoded = encode_batch(x, y, self.likelihood, self.sites)
+            n = min(x.n, _MOST_CHECKED)
+            some, targets = x.rows(slice(0, n)), tuple(v[:n] for v in y) if isinstance(y, tuple) else y[:n]
+            f = self.sites.split(self.linearised.outputs(some).double())
+            network = self._at_network_noise().log_prob(f, encoded[:n])
+            return -float(self.predict(some).log_prob(targets).mean()), -float(network.mean()), n
+
+    def _at_network_noise(self) -> Likelihood:
+        """The likelihood of the network alone: a Gaussian's noise is then that of the network's own residuals."""
+        if not isinstance(self.likelihood, Gaussian) or not self.likelihood.estimated:
+            return self.likelihood
+        return self.likelihood.estimate(self.estimate.statistics.likelihood)
 
     def _mode_findings(self) -> Iterator[Finding]:
         if self.expansion is None:

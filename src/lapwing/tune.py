@@ -11,15 +11,14 @@ import torch
 from lapwing import curvature, evidence, normalised, priors, registry, tuning
 from lapwing.data import as_batches
 from lapwing.errors import InputError, InputTypeError
-from lapwing.likelihoods import Gaussian, Likelihood
+from lapwing.likelihoods import Gaussian
 from lapwing.linear_model import choose_jvp, design, in_fixed_order
 from lapwing.linearise import Trace
-from lapwing.observations import encode_batch, observed
-from lapwing.posterior import Posterior, TrainingCheck
+from lapwing.observations import observed
+from lapwing.posterior import Posterior
 from lapwing.sandbox import plain_tensors, random_state_kept
 
 _MOST_STORED = 1 << 26  # entries of a Jacobian of all the data that is kept while tuning: 512 MiB
-_MOST_CHECKED = 64  # training data whose prediction is checked
 _FEW = 16  # inputs on which normalised groups are confirmed
 
 
@@ -66,7 +65,6 @@ def tune(
         posterior = _grouped(posterior, groups, data)
     if method is not None:
         posterior = choice.tuned(posterior, method, data, noise, progress)
-        posterior = replace(posterior, check=_training_check(posterior, data))
     if held_out is None:
         return posterior
     with random_state_kept():
@@ -148,29 +146,6 @@ def _recurved(posterior: Posterior, source: Any) -> Posterior:
     return replace(posterior, estimate=replace(posterior.estimate, parts=fresh.parts))
 
 
-def _training_check(posterior: Posterior, data: Any) -> TrainingCheck | None:
-    """How well data that were seen are predicted, with the covariance and without: a sanity check of the evidence."""
-    batches = posterior.source if data is None else as_batches(data)
-    if batches is None:
-        return None
-    with random_state_kept():
-        x, y = batches.first()
-        x, encoded = encode_batch(x, y, posterior.likelihood, posterior.sites)
-        n = min(x.n, _MOST_CHECKED)
-        some, targets = x.rows(slice(0, n)), tuple(v[:n] for v in y) if isinstance(y, tuple) else y[:n]
-        f = posterior.sites.split(posterior.linearised.outputs(some).double())
-        network = _at_network_noise(posterior).log_prob(f, encoded[:n])
-        return TrainingCheck(-float(posterior.predict(some).log_prob(targets).mean()), -float(network.mean()), n)
-
-
-def _at_network_noise(posterior: Posterior) -> Likelihood:
-    """The likelihood of the network alone: a Gaussian's noise is then that of the network's own residuals."""
-    likelihood = posterior.likelihood
-    if not isinstance(likelihood, Gaussian) or not likelihood.estimated:
-        return likelihood
-    return likelihood.estimate(posterior.estimate.statistics.likelihood)
-
-
 def _grouped(posterior: Posterior, groups: str | None, data: Any) -> Posterior:
     """The prior in the groups asked for. Without a wish, one precision becomes one per normalised group."""
     prior = posterior.prior
@@ -179,6 +154,8 @@ def _grouped(posterior: Posterior, groups: str | None, data: Any) -> Posterior:
     if groups is not None and groups != "normalised":
         make = registry.choose("groups", groups, {**registry.GROUPS, "normalised": priors.isotropic})
         return posterior.with_prior(priors.regrouped(prior, make(prior.layout, 1.0, 0.0).on(prior.index.device)))
+    if groups is None and normalised.cannot_normalise(posterior.linearised.network.model):
+        return posterior
     batches = posterior.source if data is None else as_batches(data)
     x = None if batches is None else batches.first()[0]
     few = None if x is None else x.rows(slice(0, min(_FEW, x.n)))

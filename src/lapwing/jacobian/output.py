@@ -18,6 +18,7 @@ from lapwing.jacobian.factored import FactorBlock
 from lapwing.jacobian.inputs import Given
 from lapwing.operators import Arrangement, GroupedDiagonal
 
+_FEW_OUTPUTS = 1024
 _PIECE_FLOATS = 1 << 20  # of the products that covariances go through
 
 
@@ -78,7 +79,10 @@ class OutputBlock(Block):
         return (q if self.U is None else q @ self.U.square().T).flatten(1).double()
 
     def cross(self, other: Block, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
-        if not isinstance(other, OutputBlock):
+        # With few outputs the gradients written out are small, and their Gram matrices quicker.
+        if not isinstance(other, OutputBlock) or (
+            self.a.shape[1] == 1 and self._c * self.arrangement.o <= _FEW_OUTPUTS
+        ):
             return self.plain().cross(other, D)
         n, m = (len(block.a) * block.a.shape[1] for block in (self, other))
         exact, W = replace(self, inputs=self.a.double), self.arrangement.matrices(D.diagonal)[0]

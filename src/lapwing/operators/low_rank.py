@@ -18,6 +18,7 @@ from lapwing.operators.base import Curvature, Precision, Rows
 from lapwing.operators.dense import DenseCurvature
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
 
+_MOST_DIFFERENCES, _LEAST_LEFT = 1024, 1e-7
 _MAX_CACHED_GROUPS = 32  # beyond this the group kernels would outweigh the rows they save visiting
 
 
@@ -159,10 +160,16 @@ class LowRankPrecision(Precision):
         return (half * (flat - inner.T @ N)).reshape(eps.shape)
 
     def inv_quad(self, J: Rows) -> Float[Tensor, "n c c"]:
+        quick = self._as_difference(J)
+        if quick is not None:
+            return quick
         W = self._rooted(J).reshape(J.n, J.c, self.p)
         return W @ W.mT
 
     def inv_quad_diagonal(self, J: Rows) -> Float[Tensor, "n c"]:
+        quick = self._as_difference(J)
+        if quick is not None:
+            return quick.diagonal(dim1=-2, dim2=-1)
         return (self._rooted(J) ** 2).sum(-1).reshape(J.n, J.c)
 
     def inv_gram(self, J: Rows) -> Float[Tensor, "nc nc"]:
@@ -181,6 +188,21 @@ class LowRankPrecision(Precision):
 
     def to_dense(self) -> Float[Tensor, "p p"]:
         return self.H.to_dense() + self.P0.diagonal.diag()
+
+    def _as_difference(self, J: Rows) -> Float[Tensor, "n c c"] | None:
+        """Prior covariance minus what the data explain of it: from the rows' factors, and cheap.
+
+        None where the difference has lost more than seven of its digits, or where there are too many rows for it.
+        """
+        if J.n * J.c > _MOST_DIFFERENCES:
+            return None
+        inverse = self.P0.inverse()
+        prior = torch.einsum("ncnd->ncd", J.cross(J, inverse).reshape(J.n, J.c, J.n, J.c))
+        kernel = self._half_scale[:, None] * self.H.root.rows.cross(J, inverse)
+        W = torch.linalg.solve_triangular(self.factor, kernel, upper=False).reshape(-1, J.n, J.c)
+        V = prior - torch.einsum("rnc,rnd->ncd", W, W)
+        left, whole = (M.detach().diagonal(dim1=-2, dim2=-1) for M in (V, prior))
+        return V if bool((left >= _LEAST_LEFT * whole).all()) else None
 
     @cached_property
     def _shifted(self) -> Float[Tensor, "r r"]:
