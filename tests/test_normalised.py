@@ -458,6 +458,28 @@ def test_many_groups_are_told_apart():
     assert [group.evidence.layers for group in groups] == [(f"{i + 1} (LayerNorm)",) for i in range(1, 81, 2)]
 
 
+class Padded(nn.Module):
+    """Word and position embeddings into a LayerNorm, as in BERT; the padding word's row gets no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(7, 4, padding_idx=0), nn.Embedding(5, 4)
+        self.norm, self.out = nn.LayerNorm(4), nn.Linear(4, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.out(self.norm(self.words(ids) + self.places(torch.arange(ids.shape[1]))).mean(1))
+
+
+def test_a_padding_row_hides_nothing():
+    model = made(Padded)
+    with torch.no_grad():
+        model.words.weight[0] = 0
+    ids = torch.randint(0, 7, (8, 5), generator=seeded(1))
+    ids[:, -1] = 0
+    groups = find_normalised_groups(model, ids)
+    assert [set(group.names) for group in groups] == [{"words.weight", "places.weight"}]
+
+
 def test_one_row_is_enough():
     assert found(made(lambda: mlp(nn.BatchNorm1d(6))), rows(1)) == {LAYER: "statistical"}
 

@@ -83,6 +83,9 @@ def moved_point(point: Point) -> Point:
     for name in point.names:
         old = tensors[name]
         tensors[name] = old + 0.1 * (_rms(old) + 0.1) * noise(old, generator)
+    for name, row in _padding_rows(point.network.model):
+        alias = point.network.aliases.get(name, name)
+        tensors[alias][row] = point.network.tensors[alias][row]
     network = replace(point.network, tensors=tensors)
 
     def shaken(v: Any) -> Any:
@@ -100,6 +103,12 @@ def moved_point(point: Point) -> Point:
         except ModelError:  # some inputs are not free to move: fractions, masks, angles
             continue
     return point
+
+
+def _padding_rows(model: nn.Module) -> list[tuple[str, int]]:
+    """Rows of embeddings whose gradient autograd leaves out: moved, they would spoil J_g θ_g = 0."""
+    tables = ((path, m) for path, m in model.named_modules() if isinstance(m, nn.Embedding))
+    return [(f"{path}.weight" if path else "weight", m.padding_idx) for path, m in tables if m.padding_idx is not None]
 
 
 def noise(t: Tensor, generator: torch.Generator) -> Tensor:
