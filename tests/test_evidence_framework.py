@@ -463,3 +463,13 @@ def sigmoid_nll(m: Tensor, v: Tensor, y: Tensor) -> float:
     z = torch.linspace(-9, 9, 40_001, dtype=torch.float64)
     p = torch.sigmoid(m[:, None] + v.sqrt()[:, None] * z) @ torch.softmax(-0.5 * z**2, 0)
     return -float(torch.distributions.Bernoulli(probs=p).log_prob(y).mean())
+
+
+def test_more_held_out_data_than_fit_in_memory_are_refused(monkeypatch):
+    from lapwing.tuning import held_out
+
+    case = HeldOut.of("bernoulli")
+    monkeypatch.setattr(held_out, "_MOST_COVARIANCES", 10 * len(GRID))
+    posterior = lw.fit(case.model, case.train, "binary", structure="full")
+    with pytest.raises(lw.InputError, match="at most 10 held-out data"):
+        validated(posterior, case)

@@ -340,3 +340,12 @@ def test_predictions_around_the_network_have_the_noise_of_its_residuals():
     assert_close(at_mode.predict(x).aleatoric, torch.full_like(y, noise_var))
     set_by_hand = tuned.with_likelihood(lw.Gaussian(noise_std=0.5))
     assert_close(set_by_hand.predict(x).aleatoric, torch.full_like(y, 0.25))
+
+
+def test_a_small_budget_keeps_no_jacobian():
+    """memory= of fit holds for tune: without room for J the network is visited anew, and the search ends early."""
+    model, x, y = problem("classification", n=80)
+    fitted = lw.fit(model, (x, y), "classification", structure="kron")
+    tight = lw.tune(replace(fitted, chunk_floats=1), (x, y))
+    assert tight.expansion.search.relative_gradient > 1e-9 > lw.tune(fitted, (x, y)).expansion.search.relative_gradient
+    assert abs(float(tight.prior.precisions.log() - lw.tune(fitted, (x, y)).prior.precisions.log())) < 1

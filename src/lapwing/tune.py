@@ -98,7 +98,9 @@ class _Choice:
             source = partial(
                 observed, fixed, posterior.likelihood, posterior.sites, progress=progress, what="linear mode"
             )
-            make = partial(design, posterior.linearised, source, n=posterior.n_data, most_floats=_MOST_STORED)
+            # `chunk_floats` is a third of what the budget of `fit` left over.
+            most = min(_MOST_STORED, 3 * posterior.chunk_floats)
+            make = partial(design, posterior.linearised, source, n=posterior.n_data, most_floats=most)
             recurved = partial(_recurved, source=source) if self.curvature_at_mode else None
         with random_state_kept():
             tuned = tuning.tune_at_linear_mode(posterior, ascend, make, noise=noise, recurved=recurved)

@@ -18,12 +18,14 @@ import torch
 
 from lapwing._types import Float, Tensor
 from lapwing.data import Batches
-from lapwing.errors import located
+from lapwing.errors import InputError, located
 from lapwing.likelihoods import Sites
 from lapwing.observations import encode_batch
 from lapwing.posterior import Posterior
 from lapwing.predictive import site_gaussian
 from lapwing.progress import shown
+
+_MOST_COVARIANCES = 1 << 29  # numbers: 4 GiB
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,11 +52,12 @@ class HeldOut:
     ) -> HeldOut:
         """One pass over the held-out data."""
         precisions = [scaled(posterior, s).precision for s in scales.tolist()]
-        pieces = []
+        pieces, seen = [], 0
         for number, (x, y) in enumerate(shown(data, total=len(data), what="held-out data", progress=progress)):
             with located(f"validation, batch {number}"):
                 x, _ = encode_batch(x, y, posterior.likelihood, posterior.sites)  # refuses bad targets
-                start = 0
+                start, seen = 0, seen + x.n
+                _check_room(seen, len(precisions), posterior.sites)
                 for f, J in posterior.weights.jacobians(x):
                     rows = slice(start, start + len(f))
                     start += len(f)
@@ -65,6 +68,17 @@ class HeldOut:
         f_, moves_, covs_, ys = zip(*pieces, strict=True)
         joined = tuple(torch.cat(list(each), 1) for each in zip(*moves_, strict=True))
         return cls(torch.cat(f_), joined, torch.cat(covs_, 1), _joined(ys), posterior.sites)
+
+
+def _check_room(n: int, n_scales: int, sites: Sites) -> None:
+    """Covariances of all held-out data are kept, one per scale; refuse before the memory is gone."""
+    each = n_scales * sites.t * sites.c**2
+    if n * each > _MOST_COVARIANCES:
+        raise InputError(
+            f"{n} held-out data with {sites.t} × {sites.c} outputs each need {n_scales} covariances apiece, more than "
+            f"the {_MOST_COVARIANCES * 8 >> 30} GiB kept for them. Give at most {_MOST_COVARIANCES // each} held-out "
+            "data, or tune by the evidence alone."
+        )
 
 
 def scaled(posterior: Posterior, s: float) -> Posterior:
