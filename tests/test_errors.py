@@ -424,7 +424,24 @@ TUNING = [
     Row("noise of an interpolating network", one, interpolating, NUMBERS, ("estimate", "every training target", "noise_std=")),
 ]  # fmt: skip
 
-TABLE = MODELS + DATA + TARGETS + CONSTRUCTORS + WORDS + PRIORS + POSTERIORS + TUNING
+REFINEMENT = [
+    Row("refine a model", three, lw.refine, TYPE, ("Posterior", "lw.fit", "Sequential")),
+    Row("unknown way to refine", three, lambda m: lw.refine(classifier(m), by="laplase"), VALUE, ("by", 'Did you mean "laplace"')),
+    Row("unknown preset", three, lambda m: lw.refine(classifier(m), preset="immer2020"), VALUE, ("preset", "immer2021")),
+    Row("refine without data", three, lambda m: lw.refine(classifier(m).updated((X, LABELS))), VALUE, ("training data", "lw.refine(posterior, data)")),
+    Row("refine with other data", three, lambda m: lw.refine(classifier(m), (X[:3], LABELS[:3])), VALUE, ("3 data", "fitted on 6")),
+    Row("refine with other labels", three, lambda m: lw.refine(classifier(m), [(X, LABELS), (X, LABELS + 1)]), VALUE, ("batch 1", "[0, 3)")),
+    Row("refine in no memory", three, lambda m: lw.refine(classifier(m), memory=0), VALUE, ("memory", "positive")),
+    Row("seed in refine", three, lambda m: lw.refine(classifier(m), generator=1), TYPE, ("generator", "torch.Generator", "int")),
+    Row("sampled networks of a refined posterior", three, lambda m: lw.refine(classifier(m)).predict(X, predictive="bnn"), STRUCTURE, ("not defined", "refined", '"glm"')),
+    Row("another prior after refining", three, lambda m: lw.refine(classifier(m)).with_prior(2.0), STRUCTURE, ("with_prior", "refined", "refine last")),
+    Row("another likelihood after refining", one, lambda m: lw.refine(regressor(m)).with_likelihood(lw.Gaussian(0.1)), STRUCTURE, ("with_likelihood", "refine last")),
+    Row("more data after refining", three, lambda m: lw.refine(classifier(m)).updated((X, LABELS)), STRUCTURE, ("updated", "refine last")),
+    Row("tuning after refining", three, lambda m: lw.tune(lw.refine(classifier(m))), STRUCTURE, ("tune", "refine last")),
+    Row("exact Hessian of a refined posterior", three, lambda m: lw.exact_hessian(lw.refine(classifier(m)), (X, LABELS)), STRUCTURE, ("exact_hessian", "refine last")),
+]  # fmt: skip
+
+TABLE = MODELS + DATA + TARGETS + CONSTRUCTORS + WORDS + PRIORS + POSTERIORS + TUNING + REFINEMENT
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)

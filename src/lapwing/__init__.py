@@ -27,6 +27,7 @@ from lapwing.likelihoods import (
 from lapwing.planning import Plan
 from lapwing.posterior import Posterior
 from lapwing.predictive import Prediction
+from lapwing.refine import refine
 from lapwing.tune import tune
 
 __version__ = "0.1.0"
@@ -66,5 +67,6 @@ __all__ = [
     "fit",
     "plan",
     "prior",
+    "refine",
     "tune",
 ]

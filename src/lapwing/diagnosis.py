@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lapwing._types import Float, Tensor
+from lapwing.linear_model import Refinement
 
 NOISE_BOUNDS = (1e-3, 1e3)  # of a noise, relative to the root mean squared residual of the network
 TRUST_MARGIN = 0.03  # nats per datum
@@ -60,6 +61,16 @@ class Finding:
         if not converged:
             advice = "It was not found to full accuracy within the passes allowed. " + advice
         return Finding("linear mode", f"{distance:.3g} from the weights, whose norm is {norm:.3g} ({how})", far, advice)
+
+    @staticmethod
+    def of_refinement(report: Refinement) -> Finding:
+        bound = "" if report.elbo is None else f", ELBO {report.elbo:.6g}"
+        value = (
+            f'by="{report.by}" in {report.n_steps} steps and {report.n_passes} passes, gradient '
+            f"{report.gradient_before:.3g} before and {report.gradient:.3g} after{bound}"
+        )
+        advice = "" if report.converged else "It stopped before it converged: the mean is on the way, not there."
+        return Finding("refinement", value, not report.converged, advice)
 
     @staticmethod
     def of_effective_dimension(layers: dict[str, tuple[float, int]]) -> Finding:

@@ -74,6 +74,7 @@ class ExactHessian:
 
 def exact_hessian(posterior: Posterior, data: Any, *, progress: bool | None = None) -> ExactHessian:
     """The Hessian of the summed loss at the posterior's weights: P double-backward passes per batch."""
+    posterior.check_unrefined("exact_hessian")
     p = posterior.layout.p
     if p > _MAX_PARAMETERS:
         raise StructureError(

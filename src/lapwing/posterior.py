@@ -16,7 +16,7 @@ from lapwing.data import Batches, ModelInput, as_batches, as_input
 from lapwing.diagnosis import NOISE_BOUNDS, PRECISION_BOUNDS, Diagnosis, Finding
 from lapwing.errors import InputTypeError, StructureError
 from lapwing.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Sites
-from lapwing.linear_model import Expansion
+from lapwing.linear_model import Expansion, Refinement
 from lapwing.linearise import Linearised
 from lapwing.observations import encode_batch, observed
 from lapwing.operators import (
@@ -112,6 +112,7 @@ class Posterior:
     expansion: Expansion | None = None  # None: the evidence is taken at the trained weights themselves
     readout: Readout = Readout()
     source: Batches | None = None  # where the data came from, for those who tune without naming them again
+    refinement: Refinement | None = None  # how lw.refine went; None: it was not called
 
     # --- the Gaussian over weights -------------------------------------------------------------
 
@@ -127,7 +128,7 @@ class Posterior:
 
     @property
     def mean(self) -> Float[Tensor, " p"]:
-        """The trained weights θ*, or the linear model's mode where tuning found it the better mean."""
+        """The trained weights θ*, or the linear model's mode where tuning chose it, or where `lw.refine` moved it."""
         return self._centre.to(self.dtype)
 
     @property
@@ -223,6 +224,12 @@ class Posterior:
         return predictive.from_gaussian(self._observed, gaussian.tempered(self._temperature), frame)
 
     def _predict_bnn(self, x: ModelInput, frame: Frame) -> Prediction:
+        if self.refinement is not None:
+            raise StructureError(
+                'predictive="bnn" is not defined for a refined posterior: its mean is one of the linear model, and the '
+                'network itself was never trained to have such weights. Use predictive="glm", or the posterior before '
+                "lw.refine."
+            )
         deviations = self._deviations(frame.n_samples, frame.generator)
         if self.readout.shift is not None:
             deviations = deviations + self.readout.shift
@@ -258,6 +265,11 @@ class Posterior:
     @plain_tensors()
     def evidence(self) -> evidence.Evidence:
         """The evidence with its three terms apart."""
+        if self.refinement is not None and self.refinement.bound is not None:
+            raise StructureError(
+                "A variational posterior is at no mode, so there is no Laplace evidence at it: its lower bound on "
+                "log p(D) is posterior.refinement.elbo."
+            )
         if self.expansion is None:
             return evidence.log_evidence(self.log_lik(), self.precision, self.prior, self.linearised.theta)
         statistics, theta = self.expansion.statistics, self.expansion.theta
@@ -336,11 +348,13 @@ class Posterior:
     @plain_tensors()
     def with_prior(self, prior: Any) -> Posterior:
         """The same curvature under another prior: a precision, or lw.prior(model, ...)."""
+        self.check_unrefined("with_prior")
         return replace(self, prior=registry.prior(prior, self.layout).on(self.linearised.network.device))
 
     @plain_tensors()
     def with_likelihood(self, likelihood: Likelihood, *, likelihood_scale: Any = None) -> Posterior:
         """The same curvature at another noise level or likelihood scale."""
+        self.check_unrefined("with_likelihood")
         if not isinstance(likelihood, Likelihood):
             raise InputTypeError(
                 f"with_likelihood: expected a likelihood object such as {type(self.likelihood).__name__}(...), "
@@ -366,6 +380,7 @@ class Posterior:
 
         An estimated noise level keeps its value; `lw.tune` moves it.
         """
+        self.check_unrefined("updated")
         if isinstance(self.structure, Ekfac):
             raise StructureError(
                 "updated: two EKFAC curvatures have eigenbases of their own and do not add up exactly. "
@@ -387,6 +402,14 @@ class Posterior:
         follows = self.expansion is not None and self.expansion.follows
         at = Expansion(self.linearised.theta, estimate_.statistics, follows=True) if follows else None
         return replace(self, estimate=estimate_, expansion=at, source=None)
+
+    def check_unrefined(self, what: str) -> None:
+        """A refined mean and curvature belong to one prior, one likelihood and the data they were found with."""
+        if self.refinement is not None:
+            raise StructureError(
+                f"{what}: this posterior was refined under its own prior, likelihood and data; under others its mean "
+                "and curvature would be wrong. Change the posterior of lw.fit or lw.tune, and refine last."
+            )
 
     def _checked_noise(self, likelihood: Gaussian) -> Gaussian:
         if likelihood.noise_std is None:
@@ -413,6 +436,8 @@ class Posterior:
             theta, delta = self.linearised.theta, self.prior.P0.diagonal.detach()
             norm = float(theta @ theta) or 1.0
             yield Finding.of_weight_decay(float(theta @ from_data) / norm, float((delta * theta**2).sum()) / norm)
+        if self.refinement is not None:
+            yield Finding.of_refinement(self.refinement)
         yield from self._mode_findings()
         yield Finding.of_effective_dimension(self._dimension_by_layer())
         if self.history and self.source is not None:

@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 
-from lapwing import curvature, evidence, normalised, priors, registry, tuning
+from lapwing import evidence, normalised, priors, refinement, registry, tuning
 from lapwing.data import as_batches
 from lapwing.errors import InputError, InputTypeError
 from lapwing.likelihoods import Gaussian
-from lapwing.linear_model import choose_jvp, design, in_fixed_order
-from lapwing.linearise import Trace
+from lapwing.linear_model import design, in_fixed_order
 from lapwing.observations import observed
 from lapwing.posterior import Posterior
 from lapwing.sandbox import plain_tensors, random_state_kept
@@ -50,6 +49,7 @@ def tune(
     """
     if not isinstance(posterior, Posterior):
         raise InputTypeError(f"tune: expected a Posterior from lw.fit, got {type(posterior).__name__}.")
+    posterior.check_unrefined("tune")
     choice = _Choice(
         registry.choose("mode", mode, {"network": False, "linear": True}),
         registry.choose("curvature_at", curvature_at, {"network": False, "linear_mode": True}),
@@ -129,23 +129,7 @@ def _noise_around_network(posterior: Posterior, noise: bool) -> torch.Tensor | N
 
 def _recurved(posterior: Posterior, source: Any) -> Posterior:
     """The same posterior with its curvature at the outputs of the linear mode."""
-    shift = posterior.linear_mode() - posterior.linearised.theta
-    jvp = choose_jvp(posterior.linearised, next(iter(source()))[0])
-
-    def at_mode(trace: Trace) -> torch.Tensor:
-        return trace.outputs + jvp(trace, shift[None])[0].to(trace.outputs)
-
-    fresh = curvature.estimate(
-        posterior.linearised,
-        posterior.likelihood,
-        source,
-        sites=posterior.sites,
-        structure=posterior.structure,
-        fisher=posterior.fisher,
-        chunk_floats=posterior.chunk_floats,
-        outputs=at_mode,
-    )
-    return replace(posterior, estimate=replace(posterior.estimate, parts=fresh.parts))
+    return refinement.curved_at(posterior, source, posterior.linear_mode() - posterior.linearised.theta)
 
 
 def _grouped(posterior: Posterior, groups: str | None, data: Any) -> Posterior:

@@ -1,9 +1,10 @@
 """The linearised network as a model of its own: a convex GLM on the features J, with a mode of its own."""
 
-from lapwing.linear_model.design import Design, Piece, StoredDesign, StreamedDesign, design
+from lapwing.linear_model.design import Design, Piece, Source, StoredDesign, StoredPiece, StreamedDesign, design
 from lapwing.linear_model.jvp import choose_jvp
 from lapwing.linear_model.mode import MODERATE, PRECISE, QUICK, Effort, Expansion, Problem, Search, solve_mode
 from lapwing.linear_model.order import in_fixed_order
+from lapwing.linear_model.refinement import Elbo, Refinement
 
 __all__ = [
     "MODERATE",
@@ -11,11 +12,15 @@ __all__ = [
     "QUICK",
     "Design",
     "Effort",
+    "Elbo",
     "Expansion",
     "Piece",
     "Problem",
+    "Refinement",
     "Search",
+    "Source",
     "StoredDesign",
+    "StoredPiece",
     "StreamedDesign",
     "choose_jvp",
     "design",

@@ -1,0 +1,87 @@
+"""The front door to refinement: words in, a better Gaussian for the same linear model out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from lapwing import refinement, registry
+from lapwing.data import as_batches
+from lapwing.errors import InputError, InputTypeError, StructureError
+from lapwing.linear_model import in_fixed_order
+from lapwing.observations import observed
+from lapwing.planning import parse_memory
+from lapwing.posterior import Posterior
+from lapwing.sampling import seeded
+from lapwing.sandbox import plain_tensors, random_state_kept
+
+_MOST_STORED = 1 << 28  # entries of a Jacobian of all the data: 2 GiB
+
+
+@plain_tensors()
+def refine(
+    posterior: Posterior,
+    data: Any = None,
+    *,
+    by: str = "laplace",
+    preset: str | None = None,
+    memory: str | float | None = None,
+    progress: bool | None = None,
+    generator: torch.Generator | None = None,
+) -> Posterior:
+    """A better Gaussian for the linear model h(x) = f(x) + J(x)(θ − θ̃) under the posterior's prior; a new posterior.
+
+    Training rarely ends at a mode of this model. `by="laplace"` moves the mean to its mode, by Newton's method, and
+    evaluates the curvature anew at the outputs there, in the posterior's own structure.
+
+    Predictions are then around f + J (μ − θ̃). `posterior.refinement` tells the path, whether it converged and what it
+    cost. `data`: the training data, those of `fit` unless given. `memory`: what the Jacobian of all data may take,
+    2 GiB unless given; where it does not fit, every step visits the network again. `preset="immer2021"`: the settings
+    of Immer, Korzepa and Bauer (2021), which stop before convergence.
+
+    Refine last: a refined posterior is of one prior and one likelihood. A temperature, link or mean that held-out data
+    chose for another mean is dropped.
+    """
+    if not isinstance(posterior, Posterior):
+        raise InputTypeError(f"refine: expected a Posterior from lw.fit or lw.tune, got {type(posterior).__name__}.")
+    settings = _CONVERGED if preset is None else registry.choose("preset", preset, {"immer2021": _IMMER2021})
+    method = registry.choose("by", by, {"laplace": partial(_laplace, settings)})
+    most = _MOST_STORED if memory is None else max(1, parse_memory(memory) // 8)
+    draws = seeded(generator)
+    _check(posterior)
+    batches = posterior.source if data is None else as_batches(data)
+    if batches is None:
+        raise InputError(
+            "refine needs the training data: lw.refine(posterior, data). The posterior remembers those of lw.fit, but "
+            "not after more_data were added or it was loaded from a file."
+        )
+    with random_state_kept(), torch.no_grad():
+        fixed = in_fixed_order(batches)
+        source = partial(observed, fixed, posterior.likelihood, posterior.sites, progress=progress, what="refine")
+        return method(posterior, refinement.Passes(source), most, draws)
+
+
+@dataclass(frozen=True)
+class _Settings:
+    adam: refinement.Adam | None = None  # None: Newton
+
+
+_CONVERGED = _Settings()
+_IMMER2021 = _Settings(refinement.Adam(lr=1e-3, n_steps=1000))
+
+
+def _laplace(
+    settings: _Settings, posterior: Posterior, source: refinement.Passes, most: int, draws: torch.Generator
+) -> Posterior:
+    return refinement.refine_laplace(posterior, source, most, settings.adam)
+
+
+def _check(posterior: Posterior) -> None:
+    if posterior.refinement is not None and posterior.refinement.bound is not None:
+        raise StructureError(
+            "refine: this posterior is a variational one already, and its structure is no longer that of the fit. "
+            "Refine the posterior of lw.fit or lw.tune."
+        )

@@ -1,0 +1,141 @@
+"""The linear model with everything in memory: h(θ) = f + J (θ − θ̃) at every likelihood term, and the prior.
+
+A term is one site of one datum; its outputs and targets stand in one row, so that all terms look alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from lapwing._types import Float, Scalar, Tensor
+from lapwing.curvature import FitStatistics
+from lapwing.errors import InputError, located
+from lapwing.jacobian import DenseBlock, Jacobian
+from lapwing.likelihoods import Likelihood
+from lapwing.linear_model import Source
+from lapwing.posterior import Posterior
+from lapwing.priors import GaussianPrior
+
+_PIECE_FLOATS = 1 << 23  # of rows that are contracted at a time
+
+
+@dataclass(frozen=True, eq=False)
+class LinearModel:
+    f: Float[Tensor, "m c"]
+    J: Float[Tensor, "m c p"]
+    y: Tensor
+    n: int  # data
+    theta: Float[Tensor, " p"]  # θ̃, where f and J were taken
+    likelihood: Likelihood
+    likelihood_scale: float  # κ
+    prior: GaussianPrior
+
+    @property
+    def p(self) -> int:
+        return self.J.shape[-1]
+
+    @property
+    def n_outputs(self) -> int:
+        return self.f.numel()
+
+    @property
+    def rows(self) -> Float[Tensor, "mc p"]:
+        return self.J.reshape(-1, self.p)
+
+    # --- outputs and what the likelihood says of them, κ included -----------------------------------
+
+    def outputs(self, theta: Float[Tensor, " p"]) -> Float[Tensor, "m c"]:
+        return self.f + self.pushed(theta - self.theta)
+
+    def pushed(self, v: Float[Tensor, " p"]) -> Float[Tensor, "m c"]:
+        """J v."""
+        return (self.rows @ v).reshape(self.f.shape)
+
+    def pulled(self, u: Float[Tensor, "m c"]) -> Float[Tensor, " p"]:
+        """Jᵀ u."""
+        return u.reshape(-1) @ self.rows
+
+    def log_lik(self, h: Float[Tensor, "m c"]) -> float:
+        return self.likelihood_scale * float(self.likelihood.log_prob(h, self.y).sum())
+
+    def residual(self, h: Float[Tensor, "m c"]) -> Float[Tensor, "m c"]:
+        return self.likelihood_scale * self.likelihood.residual(h, self.y)
+
+    def hessian(self, h: Float[Tensor, "m c"]) -> Float[Tensor, "m c c"]:
+        return self.likelihood_scale * self.likelihood.hessian(h, self.y)
+
+    def hessian_root(self, h: Float[Tensor, "m c"]) -> Float[Tensor, "m c k"]:
+        return self.likelihood_scale**0.5 * self.likelihood.hessian_root(h, self.y)
+
+    def statistics(self, h: Float[Tensor, "m c"]) -> FitStatistics:
+        """Log likelihood and gradient of the linear model where its outputs are h, at unit dispersion."""
+        gradients = [self.pulled(r) for r in self.likelihood.part_residuals(h, self.y)]
+        return FitStatistics(self.n, self.likelihood.statistics(h, self.y), torch.stack(gradients))
+
+    # --- the prior ----------------------------------------------------------------------------------
+
+    def pull(self, theta: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
+        """P₀ (θ − m₀)."""
+        return self.prior.P0.diagonal * (theta - self.prior.mean)
+
+    def scatter(self, theta: Float[Tensor, " p"]) -> Scalar:
+        """(θ − m₀)ᵀ P₀ (θ − m₀)."""
+        return (theta - self.prior.mean) @ self.pull(theta)
+
+    # --- rows ---------------------------------------------------------------------------------------
+
+    def pieces(self) -> Iterator[slice]:
+        """Some terms at a time."""
+        m, c = self.f.shape
+        step = max(1, _PIECE_FLOATS // (c * self.p))
+        return (slice(start, min(start + step, m)) for start in range(0, m, step))
+
+    def turned(self, S: Float[Tensor, "m c k"], some: slice) -> Float[Tensor, "mk p"]:
+        """SᵀJ of some terms."""
+        return (S[some].mT @ self.J[some]).reshape(-1, self.p)
+
+
+def as_rows(M: Float[Tensor, "n c p"]) -> Jacobian:
+    """A plain array as rows that the operators can contract."""
+    n, c, p = M.shape
+    return Jacobian((DenseBlock(slice(0, p), M),), n, c, p, M.device)
+
+
+def gathered(posterior: Posterior, source: Source) -> LinearModel:
+    """One pass: f, J and y of all data, term by term."""
+    linearised, sites, n = posterior.linearised, posterior.sites, posterior.n_data
+    k, p, device = linearised.k, linearised.layout.p, linearised.network.device
+    f = torch.empty(n, k, dtype=torch.float64, device=device)
+    J = torch.empty(n, k, p, dtype=torch.float64, device=device)
+    order = sites.split(torch.arange(k, device=device)[None])[0].flatten()  # outputs of one term side by side
+    targets, seen = [], 0
+    for number, (x, y) in enumerate(source()):
+        with located(f"batch {number}"), linearised.trace(x) as trace:
+            some = slice(seen, seen + x.n)
+            seen += x.n
+            if seen <= n:
+                f[some] = trace.outputs.double()[:, order]
+                J[some] = trace.jacobian().dense()[:, order]
+                targets.append(y)
+    check_number(seen, n)
+    return LinearModel(
+        f.reshape(n * sites.t, sites.c),
+        J.reshape(n * sites.t, sites.c, p),
+        torch.cat(targets).flatten(0, 1),
+        n,
+        linearised.theta,
+        posterior.likelihood,
+        float(posterior.likelihood_scale.detach()),
+        posterior.prior,
+    )
+
+
+def check_number(seen: int, n: int) -> None:
+    """A refined posterior is of the data it was fitted on."""
+    if seen != n:
+        raise InputError(
+            f"refine got {seen} data, but the posterior was fitted on {n}. Pass the training data: all of them, once."
+        )

@@ -1,0 +1,168 @@
+"""The linear model's mode by Newton's method with exact solves, in weight space or in function space.
+
+    Ψ(θ) = κ Σ log p(y | f + J (θ − θ̃)) − ½ (θ − m₀)ᵀ P₀ (θ − m₀)
+
+is concave for the usual likelihoods. In weight space a step solves with the P × P Hessian. In function space
+θ = m₀ + P₀⁻¹ Jᵀ α, and only the kernel K = J P₀⁻¹ Jᵀ between the outputs is needed (Rasmussen and Williams, 2006,
+section 3.4): the smaller side when there are fewer outputs than weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from lapwing._types import Float, Tensor
+from lapwing.linalg import add_gram_, mirror_
+from lapwing.refinement.model import LinearModel
+
+_ARMIJO = 1e-4
+_SHORTEST = 1e-12
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """When to stop: the largest entry of the gradient, absolute or relative to what it is the difference of."""
+
+    absolute: float = 1e-9
+    relative: float = 1e-12
+    most_steps: int = 50
+
+    def reached(self, gradient: Tensor, pull: Tensor) -> bool:
+        return float(gradient.abs().max()) <= max(self.absolute, self.relative * float(pull.abs().max()))
+
+
+TIGHT = Tolerance()
+
+
+@dataclass(frozen=True, eq=False)
+class Mode:
+    """θ_* and the path to it."""
+
+    theta: Float[Tensor, " p"]
+    path: tuple[float, ...]  # Ψ, from the start on
+    converged: bool
+
+    @property
+    def n_steps(self) -> int:
+        return len(self.path) - 1
+
+
+def mode_in_weights(model: LinearModel, tolerance: Tolerance = TIGHT) -> Mode:
+    """θ ← θ + t (Jᵀ Λ J + P₀)⁻¹ ∇Ψ from the trained weights. A step costs N·C·P² + P³."""
+    theta = model.theta
+
+    def value(theta: Tensor) -> float:
+        return model.log_lik(model.outputs(theta)) - 0.5 * float(model.scatter(theta))
+
+    path, converged = [value(theta)], False
+    while True:
+        h = model.outputs(theta)
+        pull = model.pull(theta)
+        g = model.pulled(model.residual(h)) - pull
+        converged = tolerance.reached(g, pull)
+        if converged or len(path) > tolerance.most_steps:
+            break
+        step = torch.cholesky_solve(g[:, None], _hessian_factor(model, h))[:, 0]
+        t = backtracked(value, theta, step, now=path[-1], slope=float(g @ step))
+        if t is None:
+            break
+        theta = theta + t * step
+        path.append(value(theta))
+    return Mode(theta, tuple(path), converged)
+
+
+def _hessian_factor(model: LinearModel, h: Float[Tensor, "m c"]) -> Float[Tensor, "p p"]:
+    A = model.prior.P0.diagonal.diag()
+    S = model.hessian_root(h)
+    for some in model.pieces():
+        add_gram_(A, model.turned(S, some))
+    return torch.linalg.cholesky(mirror_(A))
+
+
+def mode_in_functions(model: LinearModel, tolerance: Tolerance = TIGHT) -> Mode:
+    """The same mode as θ_* = m₀ + P₀⁻¹ Jᵀ α, by `kernel_mode`. A step costs (N·C)³."""
+    half = model.rows * model.prior.P0.diagonal.rsqrt()
+    found = kernel_mode(half @ half.T, model.outputs(model.prior.mean.expand(model.p)), model, tolerance)
+    theta = model.prior.mean + model.pulled(found.alpha) / model.prior.P0.diagonal
+    start = model.log_lik(model.f) - 0.5 * float(model.scatter(model.theta))
+    return Mode(theta, (start, *found.path), found.converged)
+
+
+@dataclass(frozen=True, eq=False)
+class KernelMode:
+    """α with h = m + K α at the mode, where α = κ r."""
+
+    alpha: Float[Tensor, "m c"]
+    path: tuple[float, ...]  # from the first step on
+    converged: bool
+
+
+def kernel_mode(
+    K: Float[Tensor, "mc mc"], prior_outputs: Float[Tensor, "m c"], model: LinearModel, tolerance: Tolerance = TIGHT
+) -> KernelMode:
+    """argmax_α κ Σ log p(y | m + K α) − ½ αᵀ K α. No inverse of K or Λ is taken: both may be singular.
+
+    From outputs u = h − m a step leads to α = b − S B⁻¹ Sᵀ K b with b = Λ u + κ r, S Sᵀ = κ Λ, B = I + Sᵀ K S. The
+    first starts at the network's own outputs, which no α need give; where it leads too far, from α = 0.
+    """
+
+    def moved(alpha: Tensor) -> Float[Tensor, "m c"]:
+        return (K @ alpha.flatten()).reshape(alpha.shape)
+
+    def value(alpha: Tensor) -> float:
+        u = moved(alpha)
+        return model.log_lik(prior_outputs + u) - 0.5 * float((alpha * u).sum())
+
+    def stepped(h: Tensor) -> Float[Tensor, "m c"]:
+        S = model.hessian_root(h)
+        b = _times(S, _transposed_times(S, h - prior_outputs)) + model.residual(h)
+        return b - _through(K, S, moved(b))
+
+    alpha = max((stepped(model.f), torch.zeros_like(model.f)), key=value)
+    path, converged = [value(alpha)], False
+    while True:
+        h = prior_outputs + moved(alpha)
+        w = model.residual(h) - alpha
+        converged = tolerance.reached(w, alpha)
+        if converged or len(path) > tolerance.most_steps:
+            break
+        step = stepped(h) - alpha
+        t = backtracked(value, alpha, step, now=path[-1], slope=float((moved(w) * step).sum()))
+        if t is None:
+            break
+        alpha = alpha + t * step
+        path.append(value(alpha))
+    return KernelMode(alpha, tuple(path), converged)
+
+
+def _times(S: Float[Tensor, "m c k"], z: Float[Tensor, "m k"]) -> Float[Tensor, "m c"]:
+    return torch.einsum("mck,mk->mc", S, z)
+
+
+def _transposed_times(S: Float[Tensor, "m c k"], v: Float[Tensor, "m c"]) -> Float[Tensor, "m k"]:
+    return torch.einsum("mck,mc->mk", S, v)
+
+
+def _through(K: Float[Tensor, "mc mc"], S: Float[Tensor, "m c k"], v: Float[Tensor, "m c"]) -> Float[Tensor, "m c"]:
+    """S (I + Sᵀ K S)⁻¹ Sᵀ v."""
+    m, c, k = S.shape
+    KS = torch.einsum("amc,mck->amk", K.reshape(m * c, m, c), S).reshape(m, c, m * k)
+    B = torch.einsum("mck,mcb->mkb", S, KS).reshape(m * k, m * k)
+    L = torch.linalg.cholesky(B + torch.eye(m * k, dtype=B.dtype, device=B.device))
+    return _times(S, torch.cholesky_solve(_transposed_times(S, v).reshape(-1, 1), L).reshape(m, k))
+
+
+def backtracked(
+    value: Callable[[Tensor], float], at: Tensor, step: Tensor, *, now: float, slope: float
+) -> float | None:
+    """The first of 1, ½, ¼, … that raises a concave objective by a share of its slope; None when rounding decides."""
+    rounding = 1e-13 * abs(now)
+    t = 1.0
+    while t > _SHORTEST:
+        if value(at + t * step) >= now + _ARMIJO * t * slope - rounding:
+            return t
+        t /= 2
+    return None
