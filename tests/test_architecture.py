@@ -29,6 +29,7 @@ ORDER = [
     {"normalised"},
     {"curvature"},
     {"linear_model"},
+    {"subnetwork"},
     {"evidence", "predictive", "sampling", "diagnosis"},
     {"planning"},
     {"registry"},

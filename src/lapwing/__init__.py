@@ -28,6 +28,7 @@ from lapwing.planning import Plan
 from lapwing.posterior import Posterior
 from lapwing.predictive import Prediction
 from lapwing.refine import refine
+from lapwing.subnetwork import Functional, Magnitude, MarginalVariance, RandomScore, Subnetwork, Swag
 from lapwing.tune import tune
 
 __version__ = "0.1.0"
@@ -45,6 +46,7 @@ __all__ = [
     "Exact",
     "ExactHessian",
     "Full",
+    "Functional",
     "Gaussian",
     "HeteroscedasticGaussian",
     "InputError",
@@ -52,15 +54,20 @@ __all__ = [
     "Kron",
     "LapwingError",
     "Likelihood",
+    "Magnitude",
+    "MarginalVariance",
     "ModelError",
     "NumericalError",
     "Plan",
     "Poisson",
     "Posterior",
     "Prediction",
+    "RandomScore",
     "Sampled",
     "ShapeError",
     "StructureError",
+    "Subnetwork",
+    "Swag",
     "check_likelihood",
     "compare",
     "exact_hessian",

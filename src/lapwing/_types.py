@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 Scalar = Float[Tensor, ""]
 
-__all__ = ["Float", "Int", "Scalar", "Shaped", "Tensor"]
+__all__ = ["Bool", "Float", "Int", "Scalar", "Shaped", "Tensor"]

@@ -125,6 +125,15 @@ class Finding:
             yield Finding("tensors without effect on the outputs", listed, False, "Their posterior is their prior.")
 
     @staticmethod
+    def of_selection(words: str, without_curvature: int, k: int) -> Iterator[Finding]:
+        """Single weights with no effect on the data take room and say nothing."""
+        if words:
+            value = f"{words}; of those taken, {without_curvature:,} have no curvature"
+            concern = without_curvature > 0.1 * k
+            advice = "Fewer weights, or another score, would say as much." if concern else ""
+            yield Finding("subnetwork", value, concern, advice)
+
+    @staticmethod
     def of_structure(structure: str, why: str) -> Finding:
         return Finding("structure", f"{structure} ({why})", False, "")
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from lapwing import curvature, registry
+from lapwing.curvature import Fisher
 from lapwing.data import Batches, ModelInput, as_batches
 from lapwing.errors import InputError, located
 from lapwing.likelihoods import Gaussian, Likelihood, Sites
@@ -27,12 +29,14 @@ from lapwing.planning import (
     make_plan,
     n_columns,
     parse_memory,
+    refuse_factors_of_a_selection,
 )
 from lapwing.posterior import Posterior
 from lapwing.priors import GaussianPrior
-from lapwing.probe import last_layer, linearise
+from lapwing.probe import LayoutChoice, last_layer, linearise
 from lapwing.sampling import seeded
 from lapwing.sandbox import plain_tensors, random_state_kept
+from lapwing.subnetwork import Candidates, Selector
 
 
 @plain_tensors()
@@ -57,10 +61,18 @@ def fit(
     registry.check_module("fit", model)
     model = _uncompiled(model)
     chosen, kind = registry.structure(structure), registry.fisher(fisher, seeded(generator))
-    scale, layout_choice = registry.likelihood_scale(likelihood_scale), registry.layout_choice(params)
+    scale, selector = registry.likelihood_scale(likelihood_scale), registry.selector(params, generator)
     budget = parse_memory(memory)
+    if selector is None:
+        layout_choice = registry.layout_choice(params)
+    else:
+        refuse_factors_of_a_selection(chosen)
     with random_state_kept():
         batches = as_batches(data)
+        if selector is not None:
+            candidates = _candidates(model, selector, likelihood, batches, prior, kind, scale, budget, progress)
+            layout, prior = selector.selected(candidates)
+            layout_choice = _fixed(layout)
         linearised, family, (x, _) = _prepare(model, layout_choice, likelihood, batches)
         resolved_prior = registry.prior(prior, linearised.layout).on(linearised.network.device)
         n_parts = _n_parts(linearised, family)
@@ -110,18 +122,15 @@ def plan(
     """
     registry.check_module("plan", model)
     model = _uncompiled(model)
-    kind, layout_choice, budget = (
-        registry.fisher(fisher, seeded(None)),
-        registry.layout_choice(params),
-        parse_memory(memory),
-    )
+    kind, selector, budget = registry.fisher(fisher, seeded(None)), registry.selector(params), parse_memory(memory)
+    layout_choice = registry.layout_choice(params) if selector is None else _planned(selector)
     with random_state_kept():
         batches = as_batches(data)
         last = _last_layer(model, batches)
         whole = _rehearsal(model, layout_choice, likelihood, batches)
         asked = [("all" if params == "all" else "as asked", whole)]
         if last is not None and last != whole.survey.layout:
-            asked.append(("last layer", _rehearsal(model, lambda *_: last, likelihood, batches)))
+            asked.append(("last layer", _rehearsal(model, _fixed(last), likelihood, batches)))
         macs = forward_macs(
             whole.survey
             if params == "all"
@@ -178,6 +187,43 @@ def _prepare(
     with located("batch 0"):
         first = encode_batch(x, y, family, Sites(linearised.datum_shape, family.class_axis))
     return linearised, family, first
+
+
+def _candidates(
+    model: nn.Module,
+    selector: Selector,
+    likelihood: Any,
+    batches: Batches,
+    prior: Any,
+    fisher: Fisher,
+    scale: torch.Tensor,
+    budget: int,
+    progress: bool | None,
+) -> Candidates:
+    """The weights a subnetwork is chosen from; what cannot be chosen is refused before any pass."""
+    linearised, family, (x, _) = _prepare(model, selector.eligible, likelihood, batches)
+    selector.check(linearised.layout)
+    resolved = registry.prior(prior, linearised.layout).on(linearised.network.device)
+    sites = Sites(linearised.datum_shape, family.class_axis)
+    room = choose(curvature.Diag(), Needs(Survey(linearised, x), _n_parts(linearised, family), budget, resolved.P0))
+    data = partial(observed, batches, family, sites, progress=progress, what="score")
+    return Candidates(linearised, family, sites, data, resolved, fisher, scale, room.chunk_floats)
+
+
+def _fixed(layout: ParamLayout) -> LayoutChoice:
+    return lambda model, x: layout
+
+
+def _planned(selector: Selector) -> LayoutChoice:
+    """As many weights as the fit would choose, without its passes over the data."""
+
+    def choose_without_data(model: nn.Module, x: ModelInput) -> ParamLayout:
+        layout = selector.eligible(model, x)
+        selector.check(layout)
+        tensors = dict(model.named_parameters())
+        return selector.without_data(layout, layout.ravel({n: tensors[n].detach().double() for n in layout.names}))
+
+    return choose_without_data
 
 
 def _rehearsal(model: nn.Module, layout_choice: Any, likelihood: Any, batches: Batches) -> Rehearsal:

@@ -90,16 +90,18 @@ def exact_hessian(posterior: Posterior, data: Any, *, progress: bool | None = No
 
 
 def _of_batch(posterior: Posterior, x: ModelInput, y: Tensor) -> Float[Tensor, "p p"]:
+    layout = posterior.layout
+    inferred = slice(None) if layout.selection is None else layout.selection
     with posterior.linearised.graph(x) as trace:
         leaves = list(trace.leaves.values())
         loss = -posterior.likelihood_scale * posterior.likelihood.log_prob(posterior.sites.split(trace.f), y).sum()
         gradient = torch.autograd.grad(loss, leaves, create_graph=True, allow_unused=True)
-        return torch.stack([_flat_gradient(g_i, leaves) for g_i in _entries(gradient, leaves)])
+        return torch.stack([_flat_gradient(g_i, leaves)[inferred] for g_i in _entries(gradient, leaves)[inferred]])
 
 
-def _entries(gradient: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> list[Tensor]:
+def _entries(gradient: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> Tensor:
     dense = [torch.zeros_like(p) if g is None else g for g, p in zip(gradient, leaves, strict=True)]
-    return list(torch.cat([g.reshape(-1) for g in dense]))
+    return torch.cat([g.reshape(-1) for g in dense])
 
 
 def _flat_gradient(scalar: Tensor, leaves: Sequence[Tensor]) -> Float[Tensor, " p"]:

@@ -121,20 +121,33 @@ class Linearised:
         """θ*, float64."""
         return self.layout.ravel({name: self.network.tensors[name].double() for name in self.layout.names})
 
+    @property
+    def whole(self) -> ParamLayout:
+        """Every entry of the tensors: layers are differentiated whole, and the selected columns are taken of each."""
+        return self.layout.whole
+
     @cached_property
     def rest(self) -> ParamLayout:
         """The tensors whose rows come from plain reverse mode."""
         ruled = {name for path in self.ruled for name in self.layout.modules[path]}
-        return self.layout.restricted(name for name in self.layout.names if name not in ruled)
+        return self.whole.restricted(name for name in self.layout.names if name not in ruled)
 
     @property
     def only_last(self) -> bool:
         """Whether nothing but the output layer is inferred: then nothing is pulled back through the network."""
         return self.last is not None and set(self.layout.modules) == {self.last}
 
-    def tensors_at(self, theta: Tensor) -> dict[str, Tensor]:
-        """Named tensors of a flat θ, each in its own dtype."""
-        return {name: t.to(self.network.tensors[name].dtype) for name, t in self.layout.unravel(theta).items()}
+    def tangents(self, v: Float[Tensor, " p"]) -> dict[str, Tensor]:
+        """Named tensors of a direction, each in its own dtype; zero at entries that are not inferred."""
+        return {name: t.to(self.network.tensors[name].dtype) for name, t in self.layout.unravel(v).items()}
+
+    def tensors_at(self, theta: Float[Tensor, " p"]) -> dict[str, Tensor]:
+        """Named tensors of a flat θ; entries that are not inferred stay as they were trained."""
+        if self.layout.selection is None:
+            return self.tangents(theta)
+        fixed = self.whole.ravel({name: self.network.tensors[name].double() for name in self.layout.names})
+        moved = fixed.index_copy(0, self.layout.selection.to(fixed.device), theta.to(fixed))
+        return {n: t.to(self.network.tensors[n].dtype) for n, t in self.whole.unravel(moved).items()}
 
     def outputs(self, x: ModelInput) -> Float[Tensor, "n k"]:
         """f(x; θ*)."""
@@ -177,7 +190,7 @@ class Linearised:
     def _traced(self, x: ModelInput, leaves: Mapping[str, Tensor]) -> Trace:
         with recording(self.ruled) as calls:
             f = self.flat(self.network(x, leaves), x.n)
-        last = None if self.last is None else OutputLayer.of(calls[self.last], places(self.layout, self.last), f)
+        last = None if self.last is None else OutputLayer.of(calls[self.last], places(self.whole, self.last), f)
         return Trace(self, x, leaves, calls, f, last)
 
     @contextmanager
@@ -218,8 +231,11 @@ class Trace:
         return f.float() if f.dtype in (torch.float16, torch.bfloat16) else f
 
     def vjp(self, u: Float[Tensor, "n k"]) -> tuple[list[FactorBlock], dict[str, Tensor]]:
-        """Σ_n J_nᵀ u_n: dense layers as their rows g and a, to be summed many at a time, other tensors as they are."""
-        layout, last = self.linearised.layout, self._last_path
+        """Σ_n J_nᵀ u_n: dense layers as their rows g and a, to be summed many at a time, other tensors as they are.
+
+        Of whole tensors, also where some of their entries are inferred.
+        """
+        layout, last = self.linearised.whole, self._last_path
         dense = {path: calls for path, calls in self.calls.items() if path != last and called_densely(calls, self.x.n)}
         factored = {name for path in layout.modules if path in dense or path == last for name in layout.modules[path]}
         leaves = {name: leaf for name, leaf in self.leaves.items() if name not in factored}
@@ -232,12 +248,16 @@ class Trace:
 
     def add_vjp_(self, total: Float[Tensor, " p"], u: Float[Tensor, "n k"]) -> None:
         """total ← total + Σ_n J_nᵀ u_n, in place."""
+        layout, whole = self.linearised.layout, self.linearised.whole
+        everything = total if layout.selection is None else total.new_zeros(whole.p)
         blocks, gradients = self.vjp(u)
         for name, g in gradients.items():
-            total[self.linearised.layout[name]].add_(g.reshape(-1))
+            everything[whole[name]].add_(g.reshape(-1))
         for block in blocks:
             for s, part in zip(block.slices, block.totals(), strict=True):
-                total[s].add_(part)
+                everything[s].add_(part)
+        if layout.selection is not None:
+            total.add_(everything[layout.selection.to(total.device)])
 
     @property
     def _last_path(self) -> str | None:
@@ -261,7 +281,7 @@ class Trace:
         return self.last.block() if torch.equal(own, order.double()) else None
 
     def _rows(self, cotangents: Float[Tensor, "n k c"], last: Block | None) -> Jacobian:
-        layout, rest = self.linearised.layout, self.linearised.rest
+        layout, rest = self.linearised.whole, self.linearised.rest
         others = {path: calls for path, calls in self.calls.items() if path != self._last_path}
         captured = captured_blocks(others, layout, self.f, cotangents) if others else {}
         if last is not None and self._last_path is not None:
@@ -270,7 +290,9 @@ class Trace:
         blocks: list[Block] = []
         for path, names in layout.modules.items():
             blocks += captured[path] if path in captured else [DenseBlock(layout[n], dense[n]) for n in names]
-        return Jacobian(tuple(blocks), self.x.n, cotangents.shape[-1], layout.p, self.f.device)
+        J = Jacobian(tuple(blocks), self.x.n, cotangents.shape[-1], layout.p, self.f.device)
+        selection = self.linearised.layout.selection
+        return J if selection is None else J.selected(selection.to(J.device))
 
     def _rest_rows(self, cotangents: Tensor) -> dict[str, Float[Tensor, "n c _"]]:
         rest = {name: self.leaves[name] for name in self.linearised.rest.names}

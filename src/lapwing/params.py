@@ -1,44 +1,91 @@
 """Which parameters are inferred, and in which order: decided once, here.
 
 Parameters stand in `model.named_parameters()` order, each tensor row-major. A tensor that several modules
-share is listed once, under the first of its names.
+share is listed once, under the first of its names. A selection keeps single entries of those tensors; all others stay
+at their trained values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
+from itertools import accumulate
 from math import prod
 
 import torch
 from torch import nn
 
-from lapwing._types import Shaped, Tensor
+from lapwing._types import Int, Shaped, Tensor
 from lapwing.errors import InputError
 from lapwing.linalg import all_finite
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ParamLayout(Mapping[str, slice]):
-    """Names ↔ slices of the flat parameter vector: `layout["0.weight"]` is a slice."""
+    """Names ↔ slices of the flat parameter vector: `layout["0.weight"]` is a slice.
+
+    `selection` (int64, ascending) says which entries of the tensors, all written out one after the other, are inferred;
+    None: every entry. Slices count the selected entries only, shapes are those of the tensors.
+    """
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+    selection: Int[Tensor, " p"] | None = None
+    selected_by: str = ""  # in words, for those who ask later
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ParamLayout) or (self.names, self.shapes) != (other.names, other.shapes):
+            return False
+        if self.selection is None or other.selection is None:
+            return self.selection is other.selection
+        return torch.equal(self.selection, other.selection)
+
+    def __hash__(self) -> int:
+        return hash((self.names, self.shapes, self.p))
 
     @cached_property
     def slices(self) -> dict[str, slice]:
-        slices, start = {}, 0
-        for name, shape in zip(self.names, self.shapes, strict=True):
-            slices[name] = slice(start, start + prod(shape))
-            start += prod(shape)
-        return slices
+        bounds = [0, *accumulate(prod(shape) for shape in self.shapes)]
+        if self.selection is not None:
+            bounds = torch.searchsorted(self.selection, torch.tensor(bounds)).tolist()
+        return {name: slice(*bounds[i : i + 2]) for i, name in enumerate(self.names)}
 
     @property
     def p(self) -> int:
-        return sum(prod(shape) for shape in self.shapes)
+        return sum(prod(shape) for shape in self.shapes) if self.selection is None else len(self.selection)
+
+    @cached_property
+    def whole(self) -> ParamLayout:
+        """Every entry of the same tensors."""
+        return self if self.selection is None else ParamLayout(self.names, self.shapes)
+
+    def entries(self, name: str) -> Int[Tensor, " k"]:
+        """Which entries of a flat tensor are inferred."""
+        if self.selection is None:
+            return torch.arange(prod(self.shape(name)))
+        return self.selection[self[name]] - self.whole[name].start
+
+    def selected(self, indices: Int[Tensor, " k"], by: str = "") -> ParamLayout:
+        """Some of the parameters only; tensors that keep none of their entries are dropped."""
+        at = indices if self.selection is None else self.selection[indices]
+        chosen = {name: at[(at >= s.start) & (at < s.stop)] - s.start for name, s in self.whole.slices.items()}
+        kept = [name for name, entries in chosen.items() if len(entries)]
+        smaller = self.whole.restricted(kept)
+        places = [chosen[name] + smaller[name].start for name in kept]
+        return replace(smaller, selection=torch.cat([at[:0], *places]), selected_by=by)
+
+    def places_in(self, other: ParamLayout) -> Int[Tensor, " p"]:
+        """Where each of these parameters stands in another layout; −1 where the other does not infer it."""
+        places = [torch.zeros(0, dtype=torch.long)]
+        for name in self.names:
+            mine, theirs = self.entries(name), other.entries(name)
+            at = torch.searchsorted(theirs, mine)
+            known = torch.cat([theirs, theirs.new_full((1,), -1)])[at] == mine
+            places.append(torch.where(known, at + other[name].start, -1))
+        return torch.cat(places)
 
     def __getitem__(self, name: str) -> slice:
         return self.slices[name]
@@ -54,18 +101,27 @@ class ParamLayout(Mapping[str, slice]):
 
     def ravel(self, tensors: Mapping[str, Tensor]) -> Shaped[Tensor, " p"]:
         """One flat vector out of named tensors."""
-        return torch.cat([tensors[name].reshape(-1) for name in self.names])
+        if not self.names:
+            return torch.zeros(0, dtype=torch.float64)
+        flat = torch.cat([tensors[name].reshape(-1) for name in self.names])
+        return flat if self.selection is None else flat[self.selection.to(flat.device)]
 
     def unravel(self, theta: Shaped[Tensor, "... p"]) -> dict[str, Tensor]:
-        """Named tensors out of a flat vector; leading axes are kept."""
-        lead = theta.shape[:-1]
-        return {name: theta[..., self[name]].reshape(*lead, *self.shape(name)) for name in self.names}
+        """Named tensors out of a flat vector, zero where it says nothing; leading axes are kept."""
+        lead, flat = theta.shape[:-1], theta
+        if self.selection is not None:
+            flat = theta.new_zeros(*lead, self.whole.p).index_copy(-1, self.selection.to(theta.device), theta)
+        return {name: flat[..., s].reshape(*lead, *self.shape(name)) for name, s in self.whole.slices.items()}
 
     def restricted(self, names: Iterable[str]) -> ParamLayout:
         """The layout of a subset of the tensors, in the same order."""
         wanted = set(names)
         kept = tuple(name for name in self.names if name in wanted)
-        return ParamLayout(kept, tuple(self.shape(name) for name in kept))
+        smaller = ParamLayout(kept, tuple(self.shape(name) for name in kept))
+        if self.selection is None:
+            return smaller
+        places = [self.entries(name) + smaller[name].start for name in kept]
+        return replace(smaller, selection=torch.cat([self.selection[:0], *places]), selected_by=self.selected_by)
 
     @cached_property
     def modules(self) -> dict[str, tuple[str, ...]]:
@@ -131,6 +187,14 @@ def matching(model: nn.Module, patterns: Sequence[str]) -> ParamLayout:
             raise InputError(_no_match(model, layout, pattern))
         chosen |= hits
     return layout.restricted(chosen)
+
+
+def weights_of(layout: ParamLayout) -> ParamLayout:
+    """The tensors with two axes or more: no biases, no scales and shifts of norms."""
+    weights = layout.restricted(name for name in layout.names if len(layout.shape(name)) > 1)
+    if not weights.names:
+        raise InputError("weights_only: none of the parameter tensors has two axes or more, so there is no weight.")
+    return weights
 
 
 def of_module(model: nn.Module, path: str) -> ParamLayout:

@@ -429,6 +429,10 @@ class Posterior:
         return Diagnosis(tuple(self._findings()))
 
     def _findings(self) -> Iterator[Finding]:
+        without_curvature = int((self.curvature.diagonal() == 0).sum())
+        yield from Finding.of_selection(self.layout.selected_by, without_curvature, self.layout.p)
+        if not self.layout.p:  # a subnetwork of no weights: nothing is left to say
+            return
         from_data = self.data_gradient()
         pull = self.prior.P0.diagonal * (self.linearised.theta - self.prior.mean)
         yield Finding.of_gradient(float((from_data - pull).norm()), float(from_data.norm()), float(pull.norm()))

@@ -70,8 +70,18 @@ class GaussianPrior:
             )
         if layout == self.layout:
             return self
-        columns = torch.cat([torch.arange(self.layout[n].start, self.layout[n].stop) for n in layout.names])
-        present, index = self.index[columns].unique(return_inverse=True)
+        if not layout.p:
+            return replace(
+                self, layout=layout, index=self.index[:0], mean=self.mean[:0] if self.mean.ndim else self.mean
+            )
+        columns = layout.places_in(self.layout)
+        if bool((columns < 0).any()):
+            name = next(n for n in layout.names if bool((columns[layout[n]] < 0).any()))
+            raise InputError(
+                f"The prior does not cover all inferred entries of '{name}'. Build it from the model, "
+                "lw.prior(model, ...), not from another subnetwork."
+            )
+        present, index = self.index[columns.to(self.index.device)].unique(return_inverse=True)
         return GaussianPrior(
             layout,
             self.precisions[present],
@@ -107,7 +117,7 @@ def tensorwise(layout: ParamLayout, precision: Any = 1.0, mean: Any = 0.0) -> Ga
 
 def elementwise(layout: ParamLayout, precision: Any = 1.0, mean: Any = 0.0) -> GaussianPrior:
     """One precision per single parameter (automatic relevance determination)."""
-    names = tuple(f"{name}[{i}]" for name in layout.names for i in range(layout[name].stop - layout[name].start))
+    names = tuple(f"{name}[{i}]" for name in layout.names for i in layout.entries(name).tolist())
     return _grouped(layout, names, torch.arange(layout.p), precision, mean)
 
 

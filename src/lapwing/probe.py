@@ -40,7 +40,8 @@ LayoutChoice = Callable[[nn.Module, ModelInput], ParamLayout]
 
 def linearise(model: nn.Module, choose: LayoutChoice, x: ModelInput) -> Linearised:
     """A Linearised whose shortcuts have been checked on the first rows of x."""
-    layout = choose(model, x)
+    asked = choose(model, x)
+    layout = asked.whole
     network = Network.of(model)
     few = network.placed(x.rows(torch.arange(_N) % x.n))
     plain = Linearised(
@@ -58,9 +59,18 @@ def linearise(model: nn.Module, choose: LayoutChoice, x: ModelInput) -> Linearis
         blocks = {last: [implicit]}
     sizes = RowSizes.of([block for some in blocks.values() for block in some], layout.p)
     sizes = replace(sizes, factored=sizes.factored + with_rules.rest.p)
+    if asked.selection is not None:  # the factors of whole layers, and the columns taken out of them
+        both = max(1, sizes.factored + asked.p)
+        sizes = RowSizes(both, both)
     images = with_rules.layout_of_images
     return replace(
-        plain, ruled=with_rules.ruled, vectorised=vectorised, sizes=sizes, layout_of_images=images, last=last
+        plain,
+        layout=asked,
+        ruled=with_rules.ruled,
+        vectorised=vectorised,
+        sizes=sizes,
+        layout_of_images=images,
+        last=last,
     )
 
 

@@ -21,6 +21,21 @@ from lapwing.params import ParamLayout
 from lapwing.predictive import link_rules
 from lapwing.priors import GaussianPrior
 from lapwing.probe import LayoutChoice
+from lapwing.sampling import seeded
+from lapwing.subnetwork import (
+    CountScaling,
+    Functional,
+    JacobianScaling,
+    Magnitude,
+    MarginalVariance,
+    PriorScaling,
+    RandomScore,
+    Score,
+    Selector,
+    Subnetwork,
+    Swag,
+    Unscaled,
+)
 
 T = TypeVar("T")
 
@@ -47,6 +62,8 @@ GROUPS: dict[str, GroupBuilder] = {
     "tensor": priors.tensorwise,
     "element": priors.elementwise,
 }
+
+SCALINGS: dict[str, PriorScaling] = {"none": Unscaled(), "count": CountScaling(), "jacobian": JacobianScaling()}
 
 
 def check_module(function: str, model: Any) -> None:
@@ -123,8 +140,34 @@ def layout_choice(word: Any) -> LayoutChoice:
     if isinstance(word, list | tuple):
         came += f" with a {next(type(item).__name__ for item in word if not isinstance(item, str))}"
     raise InputTypeError(
-        f'params: expected "all", "last_layer", or a list of parameter names or glob patterns, got {came}.'
+        'params: expected "all", "last_layer", a list of parameter names or glob patterns, or lw.Subnetwork(...), '
+        f"got {came}."
     )
+
+
+def selector(word: Any, generator: torch.Generator | None = None) -> Selector | None:
+    """How to pick single weights; None when whole tensors are asked for."""
+    if not isinstance(word, Subnetwork):
+        return None
+    scaling = word.prior_scaling
+    if not isinstance(scaling, PriorScaling):
+        scaling = choose("prior_scaling", scaling, SCALINGS)
+    among = layout_choice("last_layer" if word.score == "last_layer" else word.among)
+    eligible = partial(_weights_of, among) if word.weights_only else among
+    return Selector(eligible, score(word.score, generator), word.k, scaling, word.indices)
+
+
+def score(word: Any, generator: torch.Generator | None = None) -> Score:
+    words: dict[str, Score] = {
+        "variance": MarginalVariance(),
+        "diag_laplace": MarginalVariance(),
+        "last_layer": MarginalVariance(),
+        "swag": Swag(),
+        "functional": Functional(),
+        "magnitude": Magnitude(),
+        "random": RandomScore(seeded(generator)),
+    }
+    return word if isinstance(word, Score) else choose("score", word, words)
 
 
 def prior(word: Any, layout: ParamLayout) -> GaussianPrior:
@@ -159,6 +202,10 @@ def first_inputs(data: Any) -> ModelInput:
 
 def _all(model: nn.Module, x: ModelInput) -> ParamLayout:
     return params.trainable(model)
+
+
+def _weights_of(among: LayoutChoice, model: nn.Module, x: ModelInput) -> ParamLayout:
+    return params.weights_of(among(model, x))
 
 
 def _matching(patterns: tuple[str, ...], model: nn.Module, x: ModelInput) -> ParamLayout:

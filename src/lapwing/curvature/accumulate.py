@@ -138,7 +138,7 @@ class DenseSum(Accumulator):
         if self.H is None:
             self.H = torch.zeros(self.p, self.p, dtype=torch.float64, device=self.device)
         if self.pieces:
-            add_gram_(self.H, torch.cat([piece.dense().reshape(-1, self.p) for piece in self.pieces]))
+            add_gram_(self.H, torch.cat([piece.dense().flatten(0, 1) for piece in self.pieces]))
         self.pieces, self.n_pending = [], 0
 
 

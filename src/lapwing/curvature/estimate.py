@@ -90,7 +90,7 @@ class Pass:
 
     def output_terms(self, trace: Trace, f: Float[Tensor, "n t c"], y: Tensor) -> list[OutputTerms] | None:
         """The piece as terms of each part, when only the output layer is inferred and its positions are the terms."""
-        if not self.linearised.only_last:
+        if not self.linearised.only_last or self.linearised.layout.selection is not None:
             return None
         order = self.sites.split(torch.arange(self.linearised.k, device=f.device)[None])[0]
         block = trace.output_block(order)
@@ -177,19 +177,20 @@ class _GradientSum:
     """A running Σ_n J_nᵀ r_n, float64: Σ g aᵀ of dense layers over many data at a time, other tensors as they come."""
 
     def __init__(self, layout: ParamLayout, device: torch.device) -> None:
-        self.layout = layout
-        self.total = torch.zeros(layout.p, dtype=torch.float64, device=device)
+        self.layout, self.whole = layout, layout.whole
+        self.total = torch.zeros(self.whole.p, dtype=torch.float64, device=device)
         self.layers = LayerProducts(self.total)
 
     def add(self, blocks: Sequence[FactorBlock], gradients: Mapping[str, Tensor]) -> None:
         for name, g in gradients.items():
-            self.total[self.layout[name]].add_(g.reshape(-1))
+            self.total[self.whole[name]].add_(g.reshape(-1))
         for block in blocks:
             self.layers.add(block.arrangement, block.g[:, 0].flatten(0, 1), block.a.flatten(0, 1))
 
     def result(self) -> Float[Tensor, " p"]:
         self.layers.finish()
-        return self.total
+        selection = self.layout.selection
+        return self.total if selection is None else self.total[selection.to(self.total.device)]
 
 
 def _columns(part: Float[Tensor, "n t c m"], sites: Sites, fisher: Fisher) -> Float[Tensor, "n k j"]:

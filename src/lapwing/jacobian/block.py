@@ -39,6 +39,10 @@ class Block(ABC):
     def parts(self) -> tuple[Float[Tensor, "n c _"], ...]:
         """The dense columns, one array per slice, float64."""
 
+    @abstractmethod
+    def entries(self, tensor: slice, at: Int[Tensor, " k"]) -> Float[Tensor, "n c k"]:
+        """Some of the columns of one of the tensors, in the model's dtype; no others are formed."""
+
     @property
     def row_floats(self) -> int:
         """Numbers that one row takes as it is kept."""

@@ -26,6 +26,9 @@ class DenseBlock(Block):
     def parts(self) -> tuple[Float[Tensor, "n c k"], ...]:
         return (self.values.double(),)
 
+    def entries(self, tensor: slice, at: Int[Tensor, " k"]) -> Float[Tensor, "n c k"]:
+        return self.values[..., at]
+
     def mv(self, v: Float[Tensor, "s p"]) -> Float[Tensor, "s n c"]:
         return torch.einsum("nck,sk->snc", self.values.double(), v[:, self.where])
 

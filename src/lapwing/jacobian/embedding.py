@@ -54,6 +54,19 @@ class EmbeddingBlock(Block):
     def parts(self) -> tuple[Float[Tensor, "n c k"], ...]:
         return (self._columns(torch.arange(self._vocabulary, device=self.g.device)),)
 
+    def entries(self, tensor: slice, at: Int[Tensor, " k"]) -> Float[Tensor, "n c k"]:
+        n, c, r, d = self.g.shape
+        kept, which = (at // d).unique(return_inverse=True)
+        found = torch.searchsorted(kept, self.tokens.contiguous())
+        there = torch.cat([kept, kept.new_full((1,), -1)])[found] == self.tokens
+        # The slot of each kept token in each datum: the first one, as those filled up with zeros come last.
+        slots = torch.full((n, len(kept) + 1), r, device=at.device)
+        every = torch.arange(r, device=at.device).expand(n, -1)
+        slots.scatter_reduce_(1, torch.where(there, found, len(kept)), every, "amin")
+        g = torch.cat([self.g, self.g.new_zeros(n, c, 1, d)], dim=2)
+        data = torch.arange(n, device=at.device)[:, None]
+        return g[data, :, slots[:, which], at % d].transpose(1, 2)
+
     def mv(self, v: Float[Tensor, "s p"]) -> Float[Tensor, "s n c"]:
         V = self._at_tokens(v[:, self.where].to(self.g.dtype))
         return torch.einsum("ncrd,snrd->snc", self.g, V).double()

@@ -85,6 +85,19 @@ class FactorBlock(Block):
         exact = replace(self, g=self.g.double(), inputs=Given(self.a.double()))
         return self.arrangement.flat_parts(exact.matrices())
 
+    def entries(self, tensor: slice, at: Int[Tensor, " k"]) -> Float[Tensor, "n c k"]:
+        # ∂f_c/∂W_oi = Σ_t g_cto a_ti
+        q, o, i = self.arrangement.coordinates(tensor, at)
+        if self.one_position:
+            return self.g[:, :, 0, q, o] * self.a[:, 0, q, i][:, None]
+        columns = self.g.new_empty(*self.g.shape[:2], len(at))
+        row = q * self.arrangement.o + o
+        for one in row.unique().tolist():  # of one output at a time: a product of matrices
+            some = (row == one).nonzero()[:, 0]
+            first = some[0]
+            columns[..., some] = self.g[..., q[first], o[first]] @ self.a[:, :, q[first], i[some]]
+        return columns
+
     def mv(self, v: Float[Tensor, "s p"]) -> Float[Tensor, "s n c"]:
         # Σ_t g_tᵀ V a_t: the change of the layer's outputs, then of f
         V = self.arrangement.matrices(v.to(self.g.dtype))

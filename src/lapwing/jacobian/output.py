@@ -58,6 +58,11 @@ class OutputBlock(Block):
     def parts(self) -> tuple[Float[Tensor, "n c _"], ...]:
         return self.plain().parts()
 
+    def entries(self, tensor: slice, at: Int[Tensor, " k"]) -> Float[Tensor, "n c k"]:
+        _, o, i = self.arrangement.coordinates(tensor, at)
+        U = torch.eye(self._c, dtype=self.dtype, device=self.device) if self.U is None else self.U
+        return (self.a[:, :, None, i] * U[:, o]).flatten(1, 2)
+
     def mv(self, v: Float[Tensor, "s p"]) -> Float[Tensor, "s n c"]:
         V = self.arrangement.matrices(v.to(self.dtype))[:, 0]
         changes = torch.einsum("nri,soi->snro", self.a, V)

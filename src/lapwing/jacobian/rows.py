@@ -9,6 +9,7 @@ import torch
 
 from lapwing._types import Float, Int, Tensor
 from lapwing.jacobian.block import Block, summed
+from lapwing.jacobian.dense import DenseBlock
 from lapwing.jacobian.factored import FactorBlock
 from lapwing.jacobian.output import OutputBlock
 from lapwing.operators import Basis, GroupedDiagonal, Rows
@@ -34,7 +35,7 @@ class Jacobian(Rows):
         return J
 
     def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... n c"]:
-        flat = v.reshape(-1, self.p)
+        flat = v.reshape(v.shape[:-1].numel(), self.p)
         return summed(block.mv(flat) for block in self.blocks).reshape(*v.shape[:-1], self.n, self.c)
 
     def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]:
@@ -79,6 +80,18 @@ class Jacobian(Rows):
         inside = (b.within(block) for b in self.blocks)
         blocks = tuple(b.shifted(-block.start) for b in inside if b is not None)
         return replace(self, blocks=blocks, p=block.stop - block.start)
+
+    def selected(self, selection: Int[Tensor, " k"]) -> Jacobian:
+        """Some of the columns, ascending; of each layer only these are formed."""
+        blocks: list[Block] = []
+        for block in self.blocks:
+            for tensor in block.slices:
+                bounds = torch.tensor([tensor.start, tensor.stop], device=selection.device)
+                where = slice(*torch.searchsorted(selection, bounds).tolist())
+                if where.stop > where.start:
+                    blocks.append(DenseBlock(where, block.entries(tensor, selection[where] - tensor.start)))
+        nothing = DenseBlock(slice(0, 0), torch.zeros(self.n, self.c, 0, device=self.device))
+        return replace(self, blocks=tuple(blocks) or (nothing,), p=len(selection))
 
     def concatenated(self, others: Sequence[Rows]) -> Jacobian:
         columns = zip(self.blocks, *(other.blocks for other in others if isinstance(other, Jacobian)), strict=True)

@@ -39,7 +39,7 @@ def forward_mode(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"
         return linearised.flat(linearised.network(trace.x, tensors), trace.x.n)
 
     with sdpa_kernel(SDPBackend.MATH):  # the fused CPU kernel has no forward-mode derivative
-        tangents = [torch.func.jvp(f, (primals,), (linearised.tensors_at(row),))[1] for row in v]
+        tangents = [torch.func.jvp(f, (primals,), (linearised.tangents(row),))[1] for row in v]
     return torch.stack(tangents).double()
 
 
@@ -53,8 +53,8 @@ def reverse_twice(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k
         pulled = torch.autograd.grad(f, list(leaves.values()), u, create_graph=True, allow_unused=True)
         pushed = []
         for row in v:
-            tensors = linearised.tensors_at(row)
-            pairs = [(g, tensors[n]) for n, g in zip(leaves, pulled, strict=True) if g is not None]
+            tangents = linearised.tangents(row)
+            pairs = [(g, tangents[n]) for n, g in zip(leaves, pulled, strict=True) if g is not None]
             inner = sum(((g * t).sum() for g, t in pairs), f.new_zeros(()))
             pushed.append(torch.autograd.grad(inner, u, retain_graph=True)[0])
     return torch.stack(pushed).double()

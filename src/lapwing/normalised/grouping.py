@@ -46,7 +46,8 @@ def normalised_prior(linearised: Linearised, x: ModelInput | None, prior: Gaussi
 
     New groups start at the geometric mean of their parameters' precisions; the mean is kept.
     """
-    fresh = grouped_by_norms(linearised.network, linearised.layout, x, 1.0, 0.0)
+    layout = linearised.layout  # normalised are whole tensors, whichever entries of them are inferred
+    fresh = grouped_by_norms(linearised.network, layout.whole, x, 1.0, 0.0).restricted(layout)
     return priors.regrouped(prior, fresh.on(prior.index.device))
 
 

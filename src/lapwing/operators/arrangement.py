@@ -11,7 +11,7 @@ from math import prod
 
 import torch
 
-from lapwing._types import Float, Tensor
+from lapwing._types import Float, Int, Tensor
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
 
 
@@ -72,6 +72,19 @@ class Arrangement:
         for s, part in zip(self.slices, self.flat_parts(W), strict=True):
             v[..., s] = part
         return v
+
+    def coordinates(
+        self, tensor: slice, entries: Int[Tensor, " k"]
+    ) -> tuple[Int[Tensor, " k"], Int[Tensor, " k"], Int[Tensor, " k"]]:
+        """Where entries of the flat weight or bias stand in W: their (q, o, i)."""
+        if tensor == self.bias:
+            return entries // self.o, entries % self.o, torch.full_like(entries, self.i - 1)
+        at = torch.unravel_index(entries, self.view)
+        flat = torch.zeros_like(entries)
+        for axis in self.order:
+            flat = flat * self.view[axis] + at[axis]
+        n_inputs = prod(self.view) // (self.q * self.o)
+        return flat // (self.o * n_inputs), flat // n_inputs % self.o, flat % n_inputs
 
     def input_scales(self, D: GroupedDiagonal) -> Float[Tensor, " i"] | None:
         """D as one number per input column, or None when it is not constant on the weight or on the bias."""

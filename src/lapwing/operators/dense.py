@@ -100,11 +100,11 @@ class DensePrecision(Precision):
         return self.H.mv(v) + self.P0.diagonal * v
 
     def solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
-        return torch.cholesky_solve(v.reshape(-1, self.p).T, self.factor).T.reshape(v.shape)
+        return torch.cholesky_solve(v.reshape(v.shape[:-1].numel(), self.p).T, self.factor).T.reshape(v.shape)
 
     def half_solve(self, eps: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
         # P⁻¹ = L⁻ᵀ L⁻¹, so R = L⁻ᵀ.
-        flat = eps.reshape(-1, self.p).T
+        flat = eps.reshape(eps.shape[:-1].numel(), self.p).T
         return torch.linalg.solve_triangular(self.factor.T, flat, upper=True).T.reshape(eps.shape)
 
     def inv_quad(self, J: Rows) -> Float[Tensor, "n c c"]:
@@ -131,7 +131,7 @@ class DensePrecision(Precision):
 
     def _whitened(self, J: Rows) -> Float[Tensor, "nc p"]:
         """L⁻¹ Jᵀ, rows first."""
-        return torch.linalg.solve_triangular(self.factor, J.dense().reshape(-1, self.p).T, upper=False).T
+        return torch.linalg.solve_triangular(self.factor, J.dense().flatten(0, 1).T, upper=False).T
 
 
 def _not_definite(P: Float[Tensor, "p p"], P0: GroupedDiagonal) -> str:

@@ -1,7 +1,7 @@
 """What each structure would cost on a model and its data, and what `auto` takes."""
 
 from lapwing.planning.budget import in_words, parse_memory
-from lapwing.planning.choice import Choice, Needs, choose
+from lapwing.planning.choice import Choice, Needs, choose, refuse_factors_of_a_selection
 from lapwing.planning.costs import Line, Question, forward_macs, n_columns
 from lapwing.planning.plan import Plan, make_plan
 from lapwing.planning.rehearsal import Rehearsal
@@ -21,4 +21,5 @@ __all__ = [
     "make_plan",
     "n_columns",
     "parse_memory",
+    "refuse_factors_of_a_selection",
 ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from lapwing.curvature import Block, Diag, Ekfac, Full, Kron, Structure
-from lapwing.errors import InputError
+from lapwing.errors import InputError, StructureError
 from lapwing.operators import GroupedDiagonal
 from lapwing.planning.budget import chunk_floats, in_words
 from lapwing.planning.survey import Survey
@@ -57,10 +57,17 @@ class Needs:
     def fits(self, structure: Structure) -> bool:
         return self.needed_bytes(structure) <= self.budget
 
+    @property
+    def selected(self) -> bool:
+        """Whether single entries of tensors are inferred: no structure of a layer is left then."""
+        return self.survey.layout.selection is not None
+
     @cached_property
     def kron(self) -> Kron | None:
         """Kronecker blocks that can take the prior: it must be one precision on each."""
         P0 = self.P0
+        if self.selected:
+            return None
         if P0 is None or P0.isotropic:
             return Kron()
         layers = [tile for tile in self.survey.tiles if tile.maps]
@@ -78,8 +85,20 @@ def choose(structure: Structure | None, needs: Needs) -> Choice:
     return Choice(structure, chunk_floats(needs.budget, needs.needed_bytes(structure)), why)
 
 
+def refuse_factors_of_a_selection(structure: Structure | None) -> None:
+    """Single weights of a layer have no Kronecker factors."""
+    if isinstance(structure, Kron):
+        raise StructureError(
+            f'structure "{name_of(structure)}" needs whole tensors: a Kronecker product has no meaning for single '
+            'weights of a layer. Use structure="full" (the default for a subnetwork), "block" or "diag", or infer '
+            "whole layers: params=[...]."
+        )
+
+
 def _taken(needs: Needs) -> tuple[Structure, str]:
     parameters, budget = f"{needs.p:,} parameters", in_words(needs.budget)
+    if needs.selected:
+        return Full(), f"a subnetwork of {parameters} is chosen to be small enough for the full matrix"
     if needs.p <= MOST_FULL and needs.fits(Full()):
         return Full(), f"{parameters}: the full matrix is exact and affordable"
     no_full = (
@@ -98,7 +117,8 @@ def _taken(needs: Needs) -> tuple[Structure, str]:
 
 
 def _too_big(structure: Structure, needs: Needs) -> str:
-    smaller = [s for s in (Block(), Kron(), Diag()) if needs.needed_bytes(s) < needs.needed_bytes(structure)]
+    others: list[Structure] = [Block(), Diag()] if needs.selected else [Block(), Kron(), Diag()]
+    smaller = [s for s in others if needs.needed_bytes(s) < needs.needed_bytes(structure)]
     fits = [f"{name_of(s)} would take {in_words(needs.needed_bytes(s))}" for s in smaller if needs.fits(s)]
     advice = ", ".join(fits) or 'infer fewer parameters, e.g. params="last_layer"'
     return (

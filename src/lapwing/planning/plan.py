@@ -46,19 +46,20 @@ class Plan:
 def make_plan(questions: Sequence[Question]) -> Plan:
     """Lines for all parameters asked about, then for the last layer when it is another question."""
     whole, *last = questions
-    rows = [whole.line(structure) for structure in STRUCTURES]
+    offered = [s for s in STRUCTURES if not (whole.needs.selected and isinstance(s, Kron))]
+    rows = [whole.line(structure) for structure in offered]
     rows += [question.line(structure) for question in last for structure in LAST_LAYER]
     chosen, why = None, ""
     try:
         choice = choose(None, whole.needs)
-        chosen, why = rows[_position(choice.structure)], choice.why
+        chosen, why = rows[_position(choice.structure, offered)], choice.why
     except InputError as refusal:
         why = str(refusal)
     return Plan(tuple(rows), chosen, why, whole.needs.budget, whole.rehearsal.x.n, whole.n_inputs)
 
 
-def _position(structure: Structure) -> int:
-    return [name_of(s) for s in STRUCTURES].index(name_of(structure))
+def _position(structure: Structure, offered: Sequence[Structure]) -> int:
+    return [name_of(s) for s in offered].index(name_of(structure))
 
 
 def _cells(row: Line, taken: bool) -> tuple[str, ...]:

@@ -1,0 +1,25 @@
+"""A few single weights with a full covariance, the rest at their trained values: which ones, and under which prior."""
+
+from lapwing.subnetwork.candidates import Candidates
+from lapwing.subnetwork.scaling import CountScaling, JacobianScaling, PriorScaling, Unscaled
+from lapwing.subnetwork.scores import Functional, Magnitude, MarginalVariance, RandomScore, Score
+from lapwing.subnetwork.selector import Selector, chosen_by_hand
+from lapwing.subnetwork.spec import Subnetwork
+from lapwing.subnetwork.swag import Swag
+
+__all__ = [
+    "Candidates",
+    "CountScaling",
+    "Functional",
+    "JacobianScaling",
+    "Magnitude",
+    "MarginalVariance",
+    "PriorScaling",
+    "RandomScore",
+    "Score",
+    "Selector",
+    "Subnetwork",
+    "Swag",
+    "Unscaled",
+    "chosen_by_hand",
+]

@@ -1,0 +1,50 @@
+"""How the prior of a subnetwork follows from that of the network.
+
+With fewer random weights the prior variance of the outputs shrinks from Σ_d J_d² / δ_d to the sum over S. A smaller
+precision, s δ, gives it back.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from lapwing._types import Int, Tensor
+from lapwing.errors import InputError
+from lapwing.subnetwork.candidates import Candidates
+
+
+class PriorScaling(ABC):
+    @abstractmethod
+    def factor(self, candidates: Candidates, indices: Int[Tensor, " k"]) -> float:
+        """What the prior precisions are multiplied by."""
+
+
+class Unscaled(PriorScaling):
+    """s = 1: choose the precision by evidence or on held-out data."""
+
+    def factor(self, candidates: Candidates, indices: Int[Tensor, " k"]) -> float:
+        return 1.0
+
+
+class CountScaling(PriorScaling):
+    """s = |S| / P."""
+
+    def factor(self, candidates: Candidates, indices: Int[Tensor, " k"]) -> float:
+        return len(indices) / candidates.layout.p if len(indices) else 1.0
+
+
+class JacobianScaling(PriorScaling):
+    """s = Σ_{d ∈ S} ‖J_d‖²/δ_d / Σ_d ‖J_d‖²/δ_d: the mean prior variance of the outputs on the data is that of the
+    whole network."""
+
+    def factor(self, candidates: Candidates, indices: Int[Tensor, " k"]) -> float:
+        if not len(indices):
+            return 1.0
+        shares = candidates.squared_jacobian / candidates.prior.P0.diagonal.detach()
+        kept = float(shares[indices].sum())
+        if kept <= 0:
+            raise InputError(
+                f'prior_scaling="jacobian": the {len(indices)} selected weights have no effect on the outputs, so no '
+                'prior can restore their variance. Choose other weights, or prior_scaling="none".'
+            )
+        return kept / float(shares.sum())

@@ -1,0 +1,93 @@
+"""Marginal variances by diagonal SWAG: the spread of the weights along further training at a constant rate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+
+import torch
+
+from lapwing._types import Float, Tensor
+from lapwing.errors import InputError, NumericalError
+from lapwing.likelihoods import Gaussian, Likelihood
+from lapwing.linalg import all_finite
+from lapwing.sandbox import borrowed
+from lapwing.subnetwork.candidates import Candidates
+from lapwing.subnetwork.scores import Score
+
+
+@dataclass(frozen=True)
+class Swag(Score):
+    """Var of the weights over one snapshot per epoch of SGD from θ*; defaults as in Daxberger et al. (2021).
+
+    A copy is trained: in eval mode (running averages and all weights of the user's model stay as they are), on the
+    mean loss over the batches as the data give them. A Gaussian with noise to be estimated counts as one of unit noise.
+    """
+
+    learning_rate: float = 1e-2
+    momentum: float = 0.9
+    weight_decay: float = 3e-4
+    n_snapshots: int = 256
+
+    words = "the largest marginal variance (diagonal SWAG)"
+
+    def __post_init__(self) -> None:
+        if not isfinite(self.learning_rate) or self.learning_rate <= 0:
+            raise InputError(f"Swag: learning_rate must be positive and finite, got {self.learning_rate}.")
+        if self.n_snapshots < 2:
+            raise InputError(f"Swag: a variance needs two snapshots at least, got n_snapshots={self.n_snapshots}.")
+
+    def of(self, candidates: Candidates) -> Float[Tensor, " p"]:
+        network, layout = candidates.linearised.network, candidates.layout
+        weights = {name: network.tensors[name].detach().clone().requires_grad_() for name in layout.names}
+        optimiser = torch.optim.SGD(
+            weights.values(), self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay
+        )
+        likelihood, moments = _with_noise(candidates.likelihood), RunningVariance()
+        for epoch in range(self.n_snapshots):
+            _train_epoch(candidates, likelihood, weights, optimiser)
+            snapshot = layout.ravel({name: w.detach().double() for name, w in weights.items()})
+            if not all_finite(snapshot):
+                raise NumericalError(
+                    f"SWAG diverged in epoch {epoch} at learning rate {self.learning_rate:g}. Use a smaller one: "
+                    'score=lw.Swag(learning_rate=...), or score="variance", which trains nothing.'
+                )
+            moments.add(snapshot)
+        return moments.variance
+
+
+class RunningVariance:
+    """Welford's recursion in float64: E[w²] − E[w]² would cancel where |w| is much larger than its spread."""
+
+    def __init__(self) -> None:
+        self.n, self.mean, self.squares = 0, torch.zeros(()), torch.zeros(())
+
+    def add(self, w: Float[Tensor, " p"]) -> None:
+        self.n += 1
+        before = w - self.mean
+        self.mean = self.mean + before / self.n
+        self.squares = self.squares + before * (w - self.mean)
+
+    @property
+    def variance(self) -> Float[Tensor, " p"]:
+        return (self.squares / self.n).clamp(min=1e-30)
+
+
+def _train_epoch(
+    candidates: Candidates, likelihood: Likelihood, weights: dict[str, Tensor], optimiser: torch.optim.Optimizer
+) -> None:
+    linearised, sites = candidates.linearised, candidates.sites
+    for x, y in candidates.data():
+        with borrowed(linearised.network.model):
+            f = sites.split(linearised.flat(linearised.network(linearised.network.placed(x), weights), x.n))
+            loss = -likelihood.log_prob(f, y).mean()
+            gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+        for w, g in zip(weights.values(), gradients, strict=True):
+            w.grad = g.to_dense() if g is not None and g.is_sparse else g
+        optimiser.step()
+
+
+def _with_noise(likelihood: Likelihood) -> Likelihood:
+    if isinstance(likelihood, Gaussian) and likelihood.noise_std is None:
+        return likelihood.with_noise_std(1.0)
+    return likelihood
