@@ -461,6 +461,10 @@ REFINEMENT = [
     Row("another likelihood after refining", one, lambda m: lw.refine(regressor(m)).with_likelihood(lw.Gaussian(0.1)), STRUCTURE, ("with_likelihood", "refine last")),
     Row("more data after refining", three, lambda m: lw.refine(classifier(m)).updated((X, LABELS)), STRUCTURE, ("updated", "refine last")),
     Row("tuning after refining", three, lambda m: lw.tune(lw.refine(classifier(m))), STRUCTURE, ("tune", "refine last")),
+    Row("variational with a curvature that is an expectation", two, lambda m: lw.refine(lw.fit(m, (X, real(N, 1)), lw.HeteroscedasticGaussian()), by="vi"), STRUCTURE, ("HeteroscedasticGaussian", "Λ", 'by="laplace"')),
+    Row("variational in too little memory", three, lambda m: lw.refine(classifier(m), by="vi_diag", memory="1KB"), STRUCTURE, ("6 × 3 × 35", "0.977 KiB", 'by="laplace"', "memory=")),
+    Row("variational twice", three, lambda m: lw.refine(lw.refine(classifier(m), by="vi_diag")), STRUCTURE, ("variational one already", "lw.fit")),
+    Row("Laplace evidence of a variational posterior", three, lambda m: lw.refine(classifier(m), by="vi").log_evidence(), STRUCTURE, ("no mode", "refinement.elbo")),
     Row("exact Hessian of a refined posterior", three, lambda m: lw.exact_hessian(lw.refine(classifier(m)), (X, LABELS)), STRUCTURE, ("exact_hessian", "refine last")),
 ]  # fmt: skip
 

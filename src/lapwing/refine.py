@@ -35,12 +35,15 @@ def refine(
     """A better Gaussian for the linear model h(x) = f(x) + J(x)(θ − θ̃) under the posterior's prior; a new posterior.
 
     Training rarely ends at a mode of this model. `by="laplace"` moves the mean to its mode, by Newton's method, and
-    evaluates the curvature anew at the outputs there, in the posterior's own structure.
+    evaluates the curvature anew at the outputs there, in the posterior's own structure. `by="vi"` and `by="vi_diag"`
+    fit the Gaussian, with all covariances or with variances only, that maximises the evidence lower bound
+    ELBO = E_q[Σ log p(y | h)] − KL(q ‖ prior): `posterior.refinement.elbo`.
 
     Predictions are then around f + J (μ − θ̃). `posterior.refinement` tells the path, whether it converged and what it
     cost. `data`: the training data, those of `fit` unless given. `memory`: what the Jacobian of all data may take,
-    2 GiB unless given; where it does not fit, every step visits the network again. `preset="immer2021"`: the settings
-    of Immer, Korzepa and Bauer (2021), which stop before convergence.
+    2 GiB unless given; where it does not fit, "laplace" visits the network again in every step, and the others refuse.
+    `preset="immer2021"`: the settings of Immer, Korzepa and Bauer (2021), which stop before convergence. `generator`:
+    for their draws of weights, and for expectations over more outputs than quadrature can take.
 
     Refine last: a refined posterior is of one prior and one likelihood. A temperature, link or mean that held-out data
     chose for another mean is dropped.
@@ -48,7 +51,8 @@ def refine(
     if not isinstance(posterior, Posterior):
         raise InputTypeError(f"refine: expected a Posterior from lw.fit or lw.tune, got {type(posterior).__name__}.")
     settings = _CONVERGED if preset is None else registry.choose("preset", preset, {"immer2021": _IMMER2021})
-    method = registry.choose("by", by, {"laplace": partial(_laplace, settings)})
+    ways = {"laplace": settings.laplace, "vi": settings.vi, "vi_diag": settings.vi_diag}
+    way = registry.choose("by", by, ways)
     most = _MOST_STORED if memory is None else max(1, parse_memory(memory) // 8)
     draws = seeded(generator)
     _check(posterior)
@@ -61,22 +65,29 @@ def refine(
     with random_state_kept(), torch.no_grad():
         fixed = in_fixed_order(batches)
         source = partial(observed, fixed, posterior.likelihood, posterior.sites, progress=progress, what="refine")
-        return method(posterior, refinement.Passes(source), most, draws)
+        passes = refinement.Passes(source)
+        if isinstance(way, refinement.Variational):
+            return refinement.refine_variational(posterior, passes, most, way, generator=draws)
+        return refinement.refine_laplace(posterior, passes, most, way)
 
 
 @dataclass(frozen=True)
 class _Settings:
-    adam: refinement.Adam | None = None  # None: Newton
+    laplace: refinement.Adam | None  # None: Newton
+    vi: refinement.Variational
+    vi_diag: refinement.Variational
 
 
-_CONVERGED = _Settings()
-_IMMER2021 = _Settings(refinement.Adam(lr=1e-3, n_steps=1000))
-
-
-def _laplace(
-    settings: _Settings, posterior: Posterior, source: refinement.Passes, most: int, draws: torch.Generator
-) -> Posterior:
-    return refinement.refine_laplace(posterior, source, most, settings.adam)
+_CONVERGED = _Settings(
+    None,
+    refinement.Variational("vi", refinement.FullCovariance(), refinement.Ascent()),
+    refinement.Variational("vi_diag", refinement.DiagonalCovariance(), refinement.Ascent()),
+)
+_IMMER2021 = _Settings(
+    refinement.Adam(lr=1e-3, n_steps=1000),
+    refinement.Variational("vi", refinement.FullCovariance(), refinement.SampledSteps(rho=1e-2, n_steps=250)),
+    refinement.Variational("vi_diag", refinement.DiagonalCovariance(), refinement.SampledSteps(rho=1e-3, n_steps=250)),
+)
 
 
 def _check(posterior: Posterior) -> None:

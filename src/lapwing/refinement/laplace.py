@@ -11,7 +11,6 @@ from lapwing._types import Float, Tensor
 from lapwing.curvature import Empirical
 from lapwing.likelihoods import Gaussian, Sites
 from lapwing.linear_model import (
-    Design,
     Effort,
     Expansion,
     Problem,
@@ -81,20 +80,24 @@ def _constant_curvature(posterior: Posterior) -> bool:
 
 
 def _found(posterior: Posterior, source: Passes, most_floats: int, adam: Adam | None) -> Found:
+    start = Expansion(posterior.linearised.theta, posterior.estimate.statistics, follows=False)
     if posterior.n_data * posterior.linearised.k * posterior.layout.p <= most_floats:
         model = gathered(posterior, source)
-        if adam is None and min(model.p, model.n_outputs) <= _MOST_SOLVED:
-            return found_by_newton(model)
-        data: Design = _one_piece(model)
-        problem = Problem(data, model.likelihood, Sites((model.f.shape[1],)), model.likelihood_scale, model.prior)
-    else:
-        data = design(posterior.linearised, source, n=posterior.n_data, most_floats=0)
-        kappa = float(posterior.likelihood_scale.detach())
-        problem = Problem(data, posterior.likelihood, posterior.sites, kappa, posterior.prior)
-    start = Expansion(posterior.linearised.theta, posterior.estimate.statistics, follows=False)
+        return found_in_memory(model, posterior) if adam is None else _by_adam(_problem(model), posterior, start, adam)
+    data = design(posterior.linearised, source, n=posterior.n_data, most_floats=0)
+    kappa = float(posterior.likelihood_scale.detach())
+    problem = Problem(data, posterior.likelihood, posterior.sites, kappa, posterior.prior)
     if adam is not None:
         return _by_adam(problem, posterior, start, adam)
     return _by_conjugate_gradients(problem, posterior, start)
+
+
+def found_in_memory(model: LinearModel, posterior: Posterior) -> Found:
+    """θ_* where the Jacobian is at hand: by factorisation, or by conjugate gradients where both sides are large."""
+    if min(model.p, model.n_outputs) <= _MOST_SOLVED:
+        return found_by_newton(model)
+    start = Expansion(model.theta, model.statistics(model.f), follows=False)
+    return _by_conjugate_gradients(_problem(model), posterior, start)
 
 
 def found_by_newton(model: LinearModel) -> Found:
@@ -112,9 +115,10 @@ def found_by_newton(model: LinearModel) -> Found:
     return Found(mode.theta, expansion, mode.path, *gradients, mode.converged, mode.n_steps)
 
 
-def _one_piece(model: LinearModel) -> StoredDesign:
+def _problem(model: LinearModel) -> Problem:
     """Every term as a datum of its own."""
-    return StoredDesign((StoredPiece(model.f, model.y[:, None], model.J),), model.n * model.p)
+    data = StoredDesign((StoredPiece(model.f, model.y[:, None], model.J),), model.n * model.p)
+    return Problem(data, model.likelihood, Sites((model.f.shape[1],)), model.likelihood_scale, model.prior)
 
 
 def _by_conjugate_gradients(problem: Problem, posterior: Posterior, start: Expansion) -> Found:

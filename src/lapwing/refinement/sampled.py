@@ -1,0 +1,32 @@
+"""The variational steps as published: one draw of the weights per step, a fixed length, a fixed number of steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from lapwing.refinement.variational import Belief, Climbed, Family
+from lapwing.sampling import weight_deviations
+
+
+@dataclass(frozen=True)
+class SampledSteps:
+    """Immer, Korzepa and Bauer (2021): 250 steps of length 1e-2 (full) or 1e-3 (diagonal), which do not converge."""
+
+    rho: float
+    n_steps: int
+
+
+def take_steps(family: Family, start: Belief, steps: SampledSteps, *, generator: torch.Generator) -> Climbed:
+    """At a draw θ_s: Λ̃ ← (1 − ρ) Λ̃ + ρ κΛ(θ_s), then μ ← μ + ρ P⁻¹ (Jᵀ κr(θ_s) − P₀ (μ − m₀))."""
+    model, theta, curvature, precision = family.model, start.theta, start.curvature, start.precision
+    for _ in range(steps.n_steps):
+        deviation = weight_deviations(precision, 1, generator=generator, device=theta.device)[0]
+        h = model.outputs(theta + deviation)
+        curvature = torch.lerp(curvature, model.hessian(h), steps.rho)
+        precision = family.covariance.precision(model, curvature)
+        theta = theta + steps.rho * precision.solve(model.pulled(model.residual(h)) - model.pull(theta))
+    end = family.belief(theta, curvature, precision)
+    largest = float(family.gradient(end).abs().max())
+    return Climbed(end, (start.bound.total, end.bound.total), largest, False, steps.n_steps)

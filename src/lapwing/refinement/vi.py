@@ -1,0 +1,144 @@
+"""Variational refinement of a posterior: from the linear model's mode to the best Gaussian, full or diagonal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from lapwing import curvature
+from lapwing._types import Float, Tensor
+from lapwing.curvature import Exact, Fisher
+from lapwing.errors import StructureError
+from lapwing.likelihoods import Gaussian, Likelihood, OutputCurvature
+from lapwing.linear_model import Expansion, Refinement
+from lapwing.operators import Curvature
+from lapwing.planning import in_words
+from lapwing.posterior import Posterior, Readout
+from lapwing.refinement.covariances import Covariance, root_of
+from lapwing.refinement.expectations import expectation
+from lapwing.refinement.laplace import found_in_memory
+from lapwing.refinement.model import LinearModel, gathered
+from lapwing.refinement.passes import Passes
+from lapwing.refinement.sampled import SampledSteps, take_steps
+from lapwing.refinement.variational import Ascent, Belief, Climbed, Family, climb
+
+
+@dataclass(frozen=True)
+class Variational:
+    """A word of the front door, the covariance it stands for, and how the bound is climbed."""
+
+    word: str
+    covariance: Covariance
+    steps: Ascent | SampledSteps
+
+
+def refine_variational(
+    posterior: Posterior, source: Passes, most_floats: int, way: Variational, *, generator: torch.Generator
+) -> Posterior:
+    """N(μ, P⁻¹) that maximises the ELBO of the linear model; the ELBO is in `refinement.bound`.
+
+    Starts at the linear model's mode (the published steps at the trained weights), so that the bound it ends at is
+    never below that of the Laplace approximation.
+    """
+    _check(posterior, most_floats, way)
+    model = gathered(posterior, source)
+    way.covariance.check(model)
+    rule = expectation(model.likelihood, model.f.shape[1], model.y, generator=generator)
+    family = Family(model, way.covariance, rule)
+    expansion, end = _climbed(family, posterior, way.steps, generator)
+    parts = _parts(posterior, source, model, end.belief, way.covariance)
+    report = Refinement(
+        way.word,
+        end.path,
+        _largest_gradient(model),
+        end.gradient,
+        end.converged,
+        end.n_steps,
+        source.n,
+        end.belief.bound,
+    )
+    return replace(
+        posterior,
+        estimate=replace(posterior.estimate, parts=parts),
+        structure=way.covariance.structure,
+        fisher=Exact(),
+        why=f'refine(by="{way.word}")',
+        expansion=expansion,
+        readout=Readout(end.belief.theta - posterior.linearised.theta),
+        refinement=report,
+    )
+
+
+def _climbed(
+    family: Family, posterior: Posterior, steps: Ascent | SampledSteps, generator: torch.Generator
+) -> tuple[Expansion | None, Climbed]:
+    """The linear model's mode, where it was looked for, and the Gaussian that was found."""
+    model = family.model
+    if isinstance(steps, SampledSteps):
+        start = family.belief(model.theta, model.hessian(model.f))
+        return None, take_steps(family, start, steps, generator=generator)
+    mode = found_in_memory(model, posterior)
+    start = family.belief(mode.theta, model.hessian(model.outputs(mode.theta)))
+    return mode.expansion, climb(family, start, steps)
+
+
+def _largest_gradient(model: LinearModel) -> float:
+    """Of the log joint density at the trained weights."""
+    return float((model.pulled(model.residual(model.f)) - model.pull(model.theta)).abs().max())
+
+
+def _check(posterior: Posterior, most_floats: int, way: Variational) -> None:
+    likelihood = posterior.likelihood
+    if not likelihood.canonical:
+        raise StructureError(
+            f'refine(by="{way.word}") needs Λ = −∇² log p for its steps to climb the bound; that of '
+            f'{type(likelihood).__name__} is an expectation or a projection. Use by="laplace".'
+        )
+    floats = posterior.n_data * posterior.linearised.k * posterior.layout.p
+    if floats > most_floats:
+        raise StructureError(
+            f'refine(by="{way.word}") keeps the Jacobian of all data, {posterior.n_data} × {posterior.linearised.k} × '
+            f"{posterior.layout.p} numbers, {in_words(8 * floats)}, but {in_words(8 * most_floats)} are allowed. Use "
+            'by="laplace", which needs no such array, give more memory=..., or infer fewer weights: params=... in '
+            "lw.fit."
+        )
+
+
+def _parts(
+    posterior: Posterior, source: Passes, model: LinearModel, belief: Belief, covariance: Covariance
+) -> tuple[Curvature, ...]:
+    """E_q[JᵀΛJ] at unit dispersion, from the network's own factors: one more pass."""
+    fisher: Fisher = Exact()
+    if not isinstance(posterior.likelihood, Gaussian):
+        S = root_of(model, belief.curvature / model.likelihood_scale)
+        fisher = _InOrder(S.reshape(model.n, -1, *S.shape[1:]))
+    return curvature.estimate(
+        posterior.linearised,
+        posterior.likelihood,
+        source,
+        sites=posterior.sites,
+        structure=covariance.structure,
+        fisher=fisher,
+        chunk_floats=posterior.chunk_floats,
+    ).parts
+
+
+class _InOrder(Fisher):
+    """Roots that were found beforehand, handed out as the data come: in the order in which they were found."""
+
+    separate_sites = True
+
+    def __init__(self, roots: Float[Tensor, "n t c k"]) -> None:
+        self.roots, self.at = roots, 0
+
+    def parts(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[Float[Tensor, "n t c m"]]:
+        self.at += len(f)
+        return [self.roots[self.at - len(f) : self.at].to(f)]
+
+    def curvatures(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[OutputCurvature] | None:
+        return None
+
+    def scales(self, likelihood: Likelihood) -> Float[Tensor, " g"]:
+        return likelihood.part_scales()
