@@ -217,7 +217,7 @@ class Posterior:
         rule = self.readout.link if link is None else registry.link(link)
         frame = Frame(self.sites, self.dtype, rule, n_samples, seeded(generator))
         compute = registry.choose("predictive", predictive, {"glm": self._predict_glm, "bnn": self._predict_bnn})
-        return compute(as_input(x), frame)
+        return compute(as_input(x), frame).checked()
 
     def _predict_glm(self, x: ModelInput, frame: Frame) -> Prediction:
         gaussian = predictive.pushforward_sites(self.weights, x, self.sites)

@@ -49,4 +49,5 @@ def semidefinite_eigenvalues(K: Float[Tensor, "n n"]) -> Float[Tensor, " r"]:
     partial = pivoted_cholesky(K, max_rank=len(K) // 4, rtol=rtol)
     if partial.residual <= rtol * float(K.diagonal().sum()):
         K = partial.factor.T @ partial.factor
-    return torch.linalg.eigvalsh(K).clamp(min=0)
+    values = torch.linalg.eigvalsh(K)
+    return torch.where(values > len(K) * rtol * values[-1:], values, 0.0)

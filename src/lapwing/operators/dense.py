@@ -9,8 +9,8 @@ from functools import cached_property, reduce
 import torch
 
 from lapwing._types import Float, Scalar, Tensor
-from lapwing.errors import NumericalError
 from lapwing.operators.base import Curvature, Precision, Rows
+from lapwing.operators.conditioning import require_resolved, smallest_eigenvalue
 from lapwing.operators.coordinates import Coordinates
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
 
@@ -91,9 +91,14 @@ class DensePrecision(Precision):
 
     @cached_property
     def factor(self) -> Float[Tensor, "p p"]:
-        L, info = torch.linalg.cholesky_ex(self.to_dense())
+        P = self.to_dense()
+        L, info = torch.linalg.cholesky_ex(P)
         if int(info):
-            raise NumericalError(_not_definite(self.to_dense().detach(), self.P0))
+            values = torch.linalg.eigvalsh(P.detach())
+            # The factorisation failed, so zero is within rounding of the smallest, whatever its sign.
+            require_resolved(min(float(values[0]), 0.0), float(values[-1]), self.p, self.P0)
+        largest = float(torch.linalg.matrix_norm(P.detach()))
+        require_resolved(smallest_eigenvalue(L.detach()), largest, self.p, self.P0)
         return L
 
     def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
@@ -123,7 +128,10 @@ class DensePrecision(Precision):
 
     def logdet(self) -> Scalar:
         if self.P0.isotropic:  # log det(cH + δI) = Σ log(c λ + δ): no factorisation per δ
-            return (self.H.spectrum() + self.P0.values).log().sum()
+            values = self.H.spectrum() + self.P0.values
+            if self.p:
+                require_resolved(float(values.detach().min()), float(values.detach().max()), self.p, self.P0)
+            return values.log().sum()
         return 2 * self.factor.diagonal().log().sum()
 
     def to_dense(self) -> Float[Tensor, "p p"]:
@@ -132,12 +140,3 @@ class DensePrecision(Precision):
     def _whitened(self, J: Rows) -> Float[Tensor, "nc p"]:
         """L⁻¹ Jᵀ, rows first."""
         return torch.linalg.solve_triangular(self.factor, J.dense().flatten(0, 1).T, upper=False).T
-
-
-def _not_definite(P: Float[Tensor, "p p"], P0: GroupedDiagonal) -> str:
-    smallest = float(torch.linalg.eigvalsh(P)[0])
-    return (
-        f"The posterior precision ({len(P)} × {len(P)}) is not positive definite: its smallest eigenvalue is "
-        f"{smallest:.3g}, with prior precisions from {float(P0.values.min()):.3g} to {float(P0.values.max()):.3g}. "
-        "The prior is lost in the rounding of the curvature; use a larger prior precision."
-    )

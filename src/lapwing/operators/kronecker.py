@@ -56,7 +56,9 @@ class Eigen:
     @cached_property
     def pair(self) -> tuple[Float[Tensor, "q d"], Float[Tensor, "q d d"]]:
         values, U = torch.linalg.eigh(self.matrix)
-        return values.clamp(min=0), U
+        # Eigenvalues within rounding of zero are zero: a rank-deficient factor must not outweigh a weak prior.
+        rounding = values.shape[-1] * torch.finfo(values.dtype).eps * values.amax(-1, keepdim=True)
+        return torch.where(values > rounding, values, 0.0), U
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ import torch
 from lapwing._types import Float, Scalar, Tensor
 from lapwing.linalg import semidefinite_eigenvalues
 from lapwing.operators.base import Curvature, Precision, Rows
+from lapwing.operators.conditioning import require_resolved, smallest_eigenvalue
 from lapwing.operators.dense import DenseCurvature
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
 
@@ -129,8 +130,12 @@ class LowRankPrecision(Precision):
         K = self.H.root.kernel(self.P0.inverse())
         half = self._half_scale
         B = half[:, None] * K * half
-        # B = I + a positive semi-definite matrix: the Cholesky factorisation cannot break down.
-        return torch.linalg.cholesky(B + torch.eye(len(B), dtype=B.dtype, device=B.device))
+        # B = I + a positive semi-definite matrix: nothing but rounding can take its eigenvalues below one.
+        B = B + torch.eye(len(B), dtype=B.dtype, device=B.device)
+        L, info = torch.linalg.cholesky_ex(B)
+        smallest = 0.0 if int(info) else smallest_eigenvalue(L.detach())
+        require_resolved(smallest, float(torch.linalg.matrix_norm(B.detach())), self.p, self.P0)
+        return L
 
     @property
     def _half_scale(self) -> Float[Tensor, " r"]:

@@ -29,6 +29,7 @@ from lapwing.likelihoods import (
     Sites,
 )
 from lapwing.predictive import links
+from lapwing.predictive.counts import log_mean_poisson
 from lapwing.predictive.link_rules import Link, log_mean_sigmoid, log_mean_softmax
 from lapwing.predictive.mixtures import mixture_quantile, poisson_mixture_quantile
 from lapwing.predictive.prediction import ClassPrediction, DensityPrediction, Prediction, RegressionPrediction
@@ -75,7 +76,8 @@ def _(likelihood: Gaussian, gaussian: SiteGaussian, frame: Frame) -> Prediction:
     noise_var = likelihood.resolved().square().to(gaussian.mean).expand_as(gaussian.mean)
     epistemic = gaussian.cov.diagonal(dim1=-2, dim2=-1)
     total_std = (epistemic + noise_var).sqrt()
-    joint = td.MultivariateNormal(gaussian.mean, gaussian.cov + torch.diag_embed(noise_var), validate_args=False)
+    root = links.noisy_root(gaussian.cov, noise_var)
+    joint = td.MultivariateNormal(gaussian.mean, scale_tril=root, validate_args=False)
 
     def log_density(y: Any) -> Tensor:
         encoded = likelihood.encode(y, frame.sites, len(gaussian.mean))
@@ -92,7 +94,7 @@ def _(likelihood: Gaussian, gaussian: SiteGaussian, frame: Frame) -> Prediction:
         shape = (len(gaussian.mean), *frame.sites.site_shape, frame.sites.c)
         distribution = td.MultivariateNormal(
             gaussian.mean.reshape(shape).to(frame.dtype),
-            joint.covariance_matrix.reshape(*shape, frame.sites.c).to(frame.dtype),
+            scale_tril=root.reshape(*shape, frame.sites.c).to(frame.dtype),
             validate_args=False,
         )
     return RegressionPrediction(
@@ -143,32 +145,45 @@ def _normal_mixture(
 
 @from_gaussian.register
 def _(likelihood: Poisson, gaussian: SiteGaussian, frame: Frame) -> Prediction:
-    """E[y] = e^{m + v/2}, Var[y] = E[y] + (e^v − 1) e^{2m + v}; densities by Gauss–Hermite over the log rate."""
+    """E[y] = e^{m + v/2}, Var[y] = E[y] + (e^v − 1) e^{2m + v}; the mixture by Gauss–Hermite over the log rate."""
     nodes, weights = links.gauss_hermite(32)
     std = gaussian.cov.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
     f = gaussian.mean + std * nodes.to(std).reshape(-1, 1, 1, 1)
     mean = (gaussian.mean + std**2 / 2).exp() * likelihood.exposure
-    return _poisson_mixture(likelihood, f, weights.to(std), frame, mean, torch.expm1(std**2) * mean**2)
+
+    def log_density(y: Any) -> Tensor:
+        encoded = likelihood.encode(y, frame.sites, len(std)).to(f)
+        # Each count against its own marginal: the outputs of a term are scored one by one.
+        return frame.labels(log_mean_poisson(encoded[..., 0], gaussian.mean + encoded[..., 1], std**2).sum(-1))
+
+    epistemic = torch.expm1(std**2) * mean**2
+    return _poisson_mixture(likelihood, f, weights.to(std), frame, mean, epistemic, log_density)
 
 
 @from_draws.register
 def _(likelihood: Poisson, f: Tensor, frame: Frame) -> Prediction:
     rates = f.exp() * likelihood.exposure
     weights = f.new_full((len(f),), 1 / len(f))
-    return _poisson_mixture(likelihood, f, weights, frame, rates.mean(0), rates.var(0, correction=0))
-
-
-def _poisson_mixture(
-    likelihood: Poisson, f: Tensor, weights: Tensor, frame: Frame, mean: Tensor, epistemic: Tensor
-) -> Prediction:
-    rates = f.exp() * likelihood.exposure
 
     def log_density(y: Any) -> Tensor:
         encoded = likelihood.encode(y, frame.sites, f.shape[1]).to(f)
-        # Each count against its own marginal: the outputs of a term are scored one by one.
-        each = td.Poisson((f + encoded[..., 1]).exp(), validate_args=False).log_prob(encoded[..., 0])
-        return frame.labels(torch.logsumexp(each + weights.log().reshape(-1, 1, 1, 1), 0).sum(-1))
+        counts, g = encoded[..., 0], f + encoded[..., 1]
+        each = counts * g - g.exp() - torch.lgamma(counts + 1)
+        return frame.labels((torch.logsumexp(each, 0) - log(len(f))).sum(-1))
 
+    return _poisson_mixture(likelihood, f, weights, frame, rates.mean(0), rates.var(0, correction=0), log_density)
+
+
+def _poisson_mixture(
+    likelihood: Poisson,
+    f: Tensor,
+    weights: Tensor,
+    frame: Frame,
+    mean: Tensor,
+    epistemic: Tensor,
+    log_density: Callable[[Any], Tensor],
+) -> Prediction:
+    rates = f.exp() * likelihood.exposure
     components = td.Poisson(_components(frame.outputs, rates), validate_args=False)
     mixing = td.Categorical(probs=weights.to(frame.dtype).expand(components.batch_shape), validate_args=False)
     return RegressionPrediction(

@@ -144,9 +144,25 @@ def covariance_root(cov: Tensor) -> Tensor:
     return R
 
 
+def noisy_root(cov: Tensor, noise_var: Tensor) -> Tensor:
+    """Lower triangular L with L Lᵀ = cov + diag(noise_var), however much larger one is than the other."""
+    L, info = torch.linalg.cholesky_ex(cov + torch.diag_embed(noise_var))
+    lost = info != 0
+    if not bool(lost.any()):
+        return L
+    # The triangle of a QR decomposition of [R, √noise] has the digits that their sum of squares has lost.
+    both = torch.cat([covariance_root(cov[lost]), torch.diag_embed(noise_var[lost].sqrt())], -1)
+    triangle = torch.linalg.qr(both.mT).R.mT
+    L = L.clone()
+    L[lost] = triangle * torch.where(triangle.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)[..., None, :]
+    return L
+
+
 def _check_rounding_only(eigenvalues: Tensor) -> None:
     smallest, largest = eigenvalues[..., 0], eigenvalues[..., -1]
-    bad = ~(smallest >= -(torch.finfo(eigenvalues.dtype).eps ** 0.5) * largest)
+    # The rows of a single-precision network carry its rounding, whatever the dtype of the covariance.
+    rounding = 8 * eigenvalues.shape[-1] * torch.finfo(torch.float32).eps
+    bad = ~(smallest >= -rounding * largest)
     if bool(bad.any()):
         raise NumericalError(
             f"A covariance of the outputs has eigenvalues from {float(smallest[bad][0]):.4g} to "
@@ -227,13 +243,18 @@ def _logistic_rule(m: Tensor, v: Tensor, n_nodes: int) -> tuple[Tensor, Tensor]:
     fixed = torch.tensor(_GAUSSIAN_EDGES, dtype=m.dtype, device=m.device).reshape(column).expand(-1, *m.shape)
     centred = torch.tensor(_LOGISTIC_EDGES, dtype=m.dtype, device=m.device).reshape(column) - m
     moving = torch.where(std > 0, centred / torch.where(std > 0, std, 1.0), 0.0).clamp(-9, 9)
-    edges = torch.cat([fixed, moving]).sort(0).values
+    z, lengths = panels(torch.cat([fixed, moving]), n_nodes)
+    mass = lengths * (-0.5 * z.square()).exp()
+    return m + std * z, mass / mass.sum(0)
+
+
+def panels(edges: Tensor, n_nodes: int) -> tuple[Tensor, Tensor]:
+    """Gauss–Legendre on every panel between the sorted edges (e, ...): points (n, ...) and their weights."""
+    edges = edges.sort(0).values
     middle, half = (edges[1:] + edges[:-1]) / 2, (edges[1:] - edges[:-1]) / 2
-    nodes, weights = (t.to(dtype=m.dtype, device=m.device) for t in _gauss_legendre(n_nodes))
-    z = middle[:, None] + half[:, None] * nodes.reshape(1, *column)
-    mass = half[:, None] * weights.reshape(1, *column) * (-0.5 * z.square()).exp()
-    mass = mass.flatten(0, 1)
-    return m + std * z.flatten(0, 1), mass / mass.sum(0)
+    column = [1, -1, *[1] * (edges.ndim - 1)]
+    nodes, weights = (t.to(dtype=edges.dtype, device=edges.device).reshape(column) for t in _gauss_legendre(n_nodes))
+    return (middle[:, None] + half[:, None] * nodes).flatten(0, 1), (half[:, None] * weights).flatten(0, 1)
 
 
 def _gauss_legendre(n: int) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ import torch
 from torch.distributions import Bernoulli, Categorical, Distribution
 
 from lapwing._types import Tensor
-from lapwing.errors import InputError
+from lapwing.errors import InputError, NumericalError
 
 
 class Split(NamedTuple):
@@ -39,6 +39,10 @@ class Prediction(ABC):
     def log_prob(self, y: Any) -> Tensor:
         """log p(y | x, data) of targets given as for `fit`: one number per datum and term."""
 
+    def checked(self) -> Prediction:
+        """Itself, or an error where a moment is too large for a number."""
+        return self
+
 
 @dataclass(frozen=True, eq=False)
 class RegressionPrediction(Prediction):
@@ -59,6 +63,17 @@ class RegressionPrediction(Prediction):
     @property
     def std(self) -> Tensor:
         return self.variance.sqrt()
+
+    def checked(self) -> Prediction:
+        bad = ~torch.isfinite(self.variance)
+        if bool(bad.any()):
+            row = int(bad.reshape(len(bad), -1).any(-1).nonzero()[0])
+            raise NumericalError(
+                f"The predictive variance at input {row} is not a finite {self.variance.dtype}: the posterior leaves "
+                "the outputs there so uncertain that their moments overflow. Use a larger prior precision "
+                "(lw.tune finds one), or double precision (model.double())."
+            )
+        return self
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Central interval that holds a target with this probability: (lower, upper)."""
@@ -98,7 +113,7 @@ class ClassPrediction(Prediction):
     @cached_property
     def entropy(self) -> Tensor:
         """H(p̄), in nats."""
-        return torch.special.entr(self.log_probs.exp()).sum(-1)
+        return torch.special.entr(self.log_probs.exp()).sum(-1).clamp(min=0)  # p may round to just above one
 
     @cached_property
     def aleatoric(self) -> Tensor:

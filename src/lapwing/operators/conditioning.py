@@ -1,0 +1,39 @@
+"""Whether a precision can be told from rounding: refused in words when it cannot."""
+
+from __future__ import annotations
+
+import torch
+
+from lapwing._types import Float, Tensor
+from lapwing.errors import NumericalError
+from lapwing.operators.grouped_diagonal import GroupedDiagonal
+
+_MARGIN = 20  # eigenvalues below 20 · eps · largest have lost all but their first digit
+_STEPS = 4
+
+
+def require_resolved(smallest: float, largest: float, p: int, P0: GroupedDiagonal) -> None:
+    """The smallest eigenvalue must stand above the rounding error that the largest brings along."""
+    if smallest > _MARGIN * torch.finfo(torch.float64).eps * largest:
+        return
+    low, high = float(P0.values.detach().min()), float(P0.values.detach().max())
+    condition = f"{largest / smallest:.2g}" if smallest > 0 else "infinite"
+    raise NumericalError(
+        f"The posterior precision ({p} × {p}) is not positive definite beyond rounding: its smallest eigenvalue is "
+        f"{smallest:.3g}, its largest {largest:.3g} (condition number {condition}; at most "
+        f"{1 / (_MARGIN * torch.finfo(torch.float64).eps):.1g} can be resolved), with prior precisions from {low:.3g} "
+        f'to {high:.3g}. The prior is lost in the rounding of the curvature: use a larger prior precision, or "kron" '
+        'or "diag".'
+    )
+
+
+def smallest_eigenvalue(L: Float[Tensor, "p p"]) -> float:
+    """Of L Lᵀ, from above and close: a few steps of inverse iteration, p² each."""
+    if not len(L):
+        return float("inf")
+    v = torch.cos(torch.arange(len(L), dtype=L.dtype, device=L.device))[:, None]
+    growth = 1.0
+    for _ in range(_STEPS):
+        v = torch.cholesky_solve(v / v.norm(), L)
+        growth = float(v.norm())
+    return 1 / growth
