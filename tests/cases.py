@@ -1,7 +1,7 @@
 """A zoo of tiny networks in float64: the shapes, layers and habits a curvature library meets in the wild.
 
 Every case is deterministic, small (about 150 parameters at most) and treats the rows of a batch independently
-in eval mode. The note says which trap the case sets. Torch only.
+in eval mode. The note says which trap the case sets.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from oracle import outputs, site_index, slice_x
 
-__all__ = ["CASES", "Case", "StepFunction", "by_name", "slice_x"]
+__all__ = ["CASES", "Case", "StepFunction", "by_name", "over_architectures", "slice_x"]
 
 Inputs = Callable[[int, torch.Generator], Any]
 
@@ -590,3 +591,14 @@ add("custom-function", "gaussian", (2,), lambda: Net(lambda m, x: m.b(Cube.apply
 add("nested-containers", "categorical", (2,), nested, floats(2))
 add("checkpointed", "gaussian", (2,), checkpointed, floats(3), note="forward runs again during the backward pass")
 add("counter", "gaussian", (2,), Counter, floats(3), note="buffer and generator change at every call")
+
+
+# --- for tests that take long on each -----------------------------------------------------------------------
+
+FEW = {"mlp-relu", "one-output-flat", "sequence-output", "conv2d-stride", "batch-norm2d", "attention-batch-first",
+       "gru", "tied-weights", "weight-norm", "tuple-input"}  # fmt: skip
+over_architectures = pytest.mark.parametrize(
+    "case",
+    [case if case.name in FEW else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
+    ids=lambda case: case.name,
+)

@@ -15,6 +15,7 @@ from lapwing.operators import (
     Curvature,
     Damping,
     DenseCurvature,
+    DenseRows,
     DiagonalCurvature,
     EigenCurvature,
     ExactDamping,
@@ -103,6 +104,17 @@ def low_rank_mixed(seed: int) -> Made:
     M, N = J.reshape(-1, 12), K.reshape(-1, 12)
     H = LowRankCurvature.of(rows).mixed([LowRankCurvature.of(more)], scales)
     return H, 0.3 * M.T @ M + 2.0 * N.T @ N, prior(12, 2, g)
+
+
+def low_rank_eigenvectors(seed: int) -> Made:
+    """Rows without factors, as eigenvectors are."""
+    g = torch.Generator().manual_seed(seed)
+    M = randn(5, 12, g=g)
+    return (
+        LowRankCurvature.of(DenseRows(M)).scaled(torch.tensor(1.7, dtype=torch.float64)),
+        1.7 * M.T @ M,
+        prior(12, 3, g),
+    )
 
 
 def block_diagonal(seed: int) -> Made:
@@ -224,6 +236,7 @@ MAKERS: list[Callable[[int], Made]] = [
     low_rank_isotropic,
     low_rank_elementwise,
     low_rank_mixed,
+    low_rank_eigenvectors,
     block_diagonal,
     kronecker,
     kronecker_groups,

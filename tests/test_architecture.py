@@ -27,6 +27,7 @@ ORDER = [
     {"linearise"},
     {"probe"},
     {"normalised"},
+    {"products"},
     {"curvature"},
     {"linear_model"},
     {"subnetwork"},

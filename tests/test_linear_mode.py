@@ -13,8 +13,8 @@ import lapwing as lw
 import oracle
 from lapwing.data import as_batches, as_input
 from lapwing.linear_model import PRECISE, Expansion, design, in_fixed_order
-from lapwing.linear_model.jvp import by_rows, choose_jvp, forward_mode, reverse_twice
 from lapwing.observations import observed
+from lapwing.products.jvp import by_rows, choose_jvp, forward_mode, reverse_twice, together
 from lapwing.tuning.joint import find_mode
 from lapwing.tuning.target import DenseTarget, DualTarget, HeldTarget, SpectralTarget, target
 from oracle import assert_close
@@ -158,7 +158,7 @@ def test_every_way_to_push_forward_agrees(make, seed: int):
     v = torch.randn(3, linearised.layout.p, dtype=torch.float64)
     _, J = oracle.jacobian(model, x)
     truth = torch.einsum("nkp,mp->mnk", J, v)
-    assert choose_jvp(linearised, as_input(x)) in (forward_mode, reverse_twice)
+    assert choose_jvp(linearised, as_input(x)) in (together, forward_mode, reverse_twice)
     with linearised.trace(as_input(x)) as trace:
         for way in (choose_jvp(linearised, as_input(x)), reverse_twice, by_rows):
             assert_close(way(trace, v), truth)

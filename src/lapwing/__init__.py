@@ -1,7 +1,7 @@
 """Lapwing: error bars for the neural network you already trained."""
 
 from lapwing.comparison import Comparison, compare
-from lapwing.curvature import Block, Diag, Ekfac, Empirical, Exact, Full, Kron, Sampled
+from lapwing.curvature import Block, Diag, Ekfac, Empirical, Exact, Full, Kron, LowRank, Sampled
 from lapwing.diagnosis import Diagnosis
 from lapwing.errors import (
     InputError,
@@ -54,6 +54,7 @@ __all__ = [
     "Kron",
     "LapwingError",
     "Likelihood",
+    "LowRank",
     "Magnitude",
     "MarginalVariance",
     "ModelError",

@@ -31,7 +31,7 @@ from lapwing.planning import (
     parse_memory,
     refuse_factors_of_a_selection,
 )
-from lapwing.posterior import Posterior
+from lapwing.posterior import Posterior, passes_over
 from lapwing.priors import GaussianPrior
 from lapwing.probe import LayoutChoice, last_layer, linearise
 from lapwing.sampling import seeded
@@ -61,6 +61,7 @@ def fit(
     registry.check_module("fit", model)
     model = _uncompiled(model)
     chosen, kind = registry.structure(structure), registry.fisher(fisher, seeded(generator))
+    registry.check_repeatable(chosen, kind)
     scale, selector = registry.likelihood_scale(likelihood_scale), registry.selector(params, generator)
     budget = parse_memory(memory)
     if selector is None:
@@ -81,7 +82,7 @@ def fit(
         estimate = curvature.estimate(
             linearised,
             family,
-            lambda: observed(batches, family, sites, progress=progress),
+            passes_over(batches, family, sites, taken.structure, progress),
             sites=sites,
             structure=taken.structure,
             fisher=kind,

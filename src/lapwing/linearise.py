@@ -137,7 +137,7 @@ class Linearised:
         """Whether nothing but the output layer is inferred: then nothing is pulled back through the network."""
         return self.last is not None and set(self.layout.modules) == {self.last}
 
-    def tangents(self, v: Float[Tensor, " p"]) -> dict[str, Tensor]:
+    def tangents(self, v: Float[Tensor, "... p"]) -> dict[str, Tensor]:
         """Named tensors of a direction, each in its own dtype; zero at entries that are not inferred."""
         return {name: t.to(self.network.tensors[name].dtype) for name, t in self.layout.unravel(v).items()}
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from lapwing.data import Batches, ModelInput, as_batches, as_input
 from lapwing.diagnosis import NOISE_BOUNDS, PRECISION_BOUNDS, Diagnosis, Finding
 from lapwing.errors import InputTypeError, StructureError
 from lapwing.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Sites
-from lapwing.linear_model import Expansion, Refinement
+from lapwing.linear_model import Expansion, Refinement, in_fixed_order
 from lapwing.linearise import Linearised
 from lapwing.observations import encode_batch, observed
 from lapwing.operators import (
@@ -36,6 +36,15 @@ from lapwing.sandbox import plain_tensors, random_state_kept
 
 _MAX_COVARIANCE = 5_000
 _MOST_CHECKED = 64  # training data whose prediction diagnose() checks
+
+
+def passes_over(
+    data: Batches, likelihood: Likelihood, sites: Sites, structure: Structure, progress: bool | None
+) -> Callable[[], Iterable[tuple[ModelInput, Tensor]]]:
+    """(x, encoded y) as an estimator asks for them; the same in every pass for a structure that makes many."""
+    if structure.by_products:
+        return partial(observed, in_fixed_order(data), likelihood, sites, progress=False)
+    return partial(observed, data, likelihood, sites, progress=progress)
 
 
 class JointOutputs(NamedTuple):
@@ -391,7 +400,7 @@ class Posterior:
             more = estimate(
                 self.linearised,
                 self.likelihood,
-                lambda: observed(batches, self.likelihood, self.sites, progress=progress),
+                passes_over(batches, self.likelihood, self.sites, self.structure, progress),
                 sites=self.sites,
                 structure=self.structure,
                 fisher=self.fisher,

@@ -12,9 +12,21 @@ import torch
 from torch import nn
 
 from lapwing import normalised, params, priors, probe
-from lapwing.curvature import Block, Diag, Ekfac, Empirical, Exact, Fisher, Full, Kron, Sampled, Structure
+from lapwing.curvature import (
+    Block,
+    Diag,
+    Ekfac,
+    Empirical,
+    Exact,
+    Fisher,
+    Full,
+    Kron,
+    LowRank,
+    Sampled,
+    Structure,
+)
 from lapwing.data import ModelInput, as_batches, as_input
-from lapwing.errors import InputError, InputTypeError
+from lapwing.errors import InputError, InputTypeError, StructureError
 from lapwing.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson, Sites
 from lapwing.linearise import Network
 from lapwing.params import ParamLayout
@@ -46,6 +58,7 @@ STRUCTURES: dict[str, Structure | None] = {
     "kron": Kron(),
     "ekfac": Ekfac(),
     "diag": Diag(),
+    "lowrank": LowRank(),
 }
 LINKS: dict[str, link_rules.Link] = {
     "probit": link_rules.PROBIT,
@@ -91,6 +104,15 @@ def choose(argument: str, word: Any, options: Mapping[str, T]) -> T:
 def structure(word: Any) -> Structure | None:
     """None stands for "choose for me"."""
     return word if isinstance(word, Structure) else choose("structure", word, STRUCTURES)
+
+
+def check_repeatable(structure: Structure | None, fisher: Fisher) -> None:
+    """A structure made by many passes needs the same matrix in each of them."""
+    if structure is not None and structure.by_products and not fisher.repeatable:
+        raise StructureError(
+            f'{type(structure).__name__} makes many passes over the data, but fisher="mc" draws other labels in each '
+            'of them. Use fisher="exact": products with it cost no more.'
+        )
 
 
 def link(word: Any) -> link_rules.Link:

@@ -3,7 +3,9 @@
 from lapwing.curvature.accumulate import Block, Diag, Full, Structure
 from lapwing.curvature.estimate import Estimate, FitStatistics, estimate
 from lapwing.curvature.factors import Empirical, Exact, Fisher, Sampled
+from lapwing.curvature.gauss_newton import GaussNewton
 from lapwing.curvature.kronecker import Ekfac, Kron
+from lapwing.curvature.low_rank import LowRank
 
 __all__ = [
     "Block",
@@ -15,7 +17,9 @@ __all__ = [
     "Fisher",
     "FitStatistics",
     "Full",
+    "GaussNewton",
     "Kron",
+    "LowRank",
     "Sampled",
     "Structure",
     "estimate",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -25,6 +26,9 @@ from lapwing.operators import (
     stacked,
 )
 from lapwing.params import ParamLayout
+
+if TYPE_CHECKING:
+    from lapwing.curvature.gauss_newton import GaussNewton
 
 
 class Accumulator(ABC):
@@ -47,9 +51,19 @@ class Structure(ABC):
 
     adds_output: bool = False  # whether an output layer inferred alone is added without rows
     by_column: bool = False  # whether rows are added as fast one column of S at a time, in less memory
+    by_products: bool = False  # whether it comes from products with H, pass by pass, not from a sum over rows
 
-    @abstractmethod
-    def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator: ...
+    @property
+    def summed(self) -> Structure | None:
+        """The structure that the first pass sums over rows: this one, unless it comes from products alone."""
+        return None if self.by_products else self
+
+    def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
+        raise NotImplementedError(f"{type(self).__name__} is not a sum over rows.")
+
+    def from_products(self, H: GaussNewton, n_parts: int, near: Sequence[Curvature]) -> Sequence[Curvature]:
+        """The parts of the curvature, where they come from products; `near` is what the first pass summed."""
+        raise NotImplementedError(f"{type(self).__name__} is a sum over rows.")
 
     def second_pass(self, parts: Sequence[Curvature]) -> Sequence[Accumulator] | None:
         """Accumulators for another pass over the data, given what the first one found; most need none."""
@@ -58,6 +72,10 @@ class Structure(ABC):
     @abstractmethod
     def stored_floats(self, layout: ParamLayout) -> int:
         """Numbers kept after the fit, at most."""
+
+    def working_floats(self, layout: ParamLayout) -> int:
+        """Numbers taken besides while products are worked on."""
+        return 0
 
     @abstractmethod
     def row_floats(self, sizes: RowSizes) -> int:

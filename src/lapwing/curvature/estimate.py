@@ -12,6 +12,7 @@ import torch
 from lapwing._types import Float, Tensor
 from lapwing.curvature.accumulate import Accumulator, LayerProducts, Structure
 from lapwing.curvature.factors import Fisher
+from lapwing.curvature.gauss_newton import GaussNewton
 from lapwing.curvature.output_layer import OutputTerms
 from lapwing.data import ModelInput
 from lapwing.errors import located
@@ -20,6 +21,7 @@ from lapwing.likelihoods import Likelihood, Sites
 from lapwing.linearise import Linearised, Trace
 from lapwing.operators import Curvature
 from lapwing.params import ParamLayout
+from lapwing.products import DataJacobian
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,23 +130,28 @@ def estimate(
     outputs: Callable[[Trace], Tensor] = attrgetter("outputs"),
 ) -> Estimate:
     """Sum the structure's curvature over (x, encoded y) batches; rows in memory stay within `chunk_floats` numbers."""
-    rows_at_once = max(1, chunk_floats // structure.row_floats(linearised.sizes))
-    sweep = Pass(linearised, likelihood, sites, fisher, rows_at_once, structure.by_column, outputs)
+    summed = structure.summed
+    rows_at_once = max(1, chunk_floats // (summed or structure).row_floats(linearised.sizes))
+    sweep = Pass(linearised, likelihood, sites, fisher, rows_at_once, (summed or structure).by_column, outputs)
     accumulators: list[Accumulator] = []
     statistics = _RunningStatistics(sweep)
     with closing(sweep.pieces(data())) as pieces:
         for trace, f, y in pieces:
             statistics.add(trace, f, y)
-            if not accumulators:
-                accumulators = [structure.accumulator(linearised.layout, f.device) for _ in statistics.gradients]
-            sweep.add(accumulators, structure, trace, f, y)
+            if summed is not None:
+                if not accumulators:
+                    accumulators = [summed.accumulator(linearised.layout, f.device) for _ in statistics.gradients]
+                sweep.add(accumulators, summed, trace, f, y)
     parts = [accumulator.result() for accumulator in accumulators]
-    second = structure.second_pass(parts)
-    if second is not None:
+    second = None if summed is None else summed.second_pass(parts)
+    if summed is not None and second is not None:
         with closing(sweep.pieces(data())) as pieces:
             for trace, f, y in pieces:
-                sweep.add(second, structure, trace, f, y)
+                sweep.add(second, summed, trace, f, y)
         parts = [accumulator.result() for accumulator in second]
+    if structure.by_products:
+        H = GaussNewton(DataJacobian.of(linearised, data), likelihood, sites, fisher, outputs)
+        parts = list(structure.from_products(H, len(statistics.gradients), parts))
     return Estimate(tuple(parts), statistics.result())
 
 

@@ -28,10 +28,15 @@ class Fisher(ABC):
     def curvatures(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[OutputCurvature] | None:
         """S Sᵀ of every likelihood term for each part; None when a row of SᵀJ mixes several terms."""
 
+    def mvs(self, likelihood: Likelihood, f: Tensor, y: Tensor, v: Float[Tensor, "m n t c"]) -> Sequence[Tensor]:
+        """S Sᵀ v of every likelihood term, for each part; where every pass gives the same matrix."""
+        raise NotImplementedError(f"{type(self).__name__} has no products.")
+
     @abstractmethod
     def scales(self, likelihood: Likelihood) -> Float[Tensor, " g"]: ...
 
     separate_sites: bool
+    repeatable: bool = False  # whether every pass over the data gives the same columns
 
 
 @dataclass(frozen=True)
@@ -39,12 +44,16 @@ class Exact(Fisher):
     """The generalised Gauss–Newton matrix: S Sᵀ = Λ exactly, one column per output."""
 
     separate_sites = True
+    repeatable = True
 
     def parts(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[Float[Tensor, "n t c m"]]:
         return likelihood.part_roots(f, y)
 
     def curvatures(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[OutputCurvature] | None:
         return likelihood.part_curvatures(f, y)
+
+    def mvs(self, likelihood: Likelihood, f: Tensor, y: Tensor, v: Float[Tensor, "m n t c"]) -> Sequence[Tensor]:
+        return likelihood.part_hessian_mvs(f, y, v)
 
     def scales(self, likelihood: Likelihood) -> Float[Tensor, " g"]:
         return likelihood.part_scales()
@@ -81,6 +90,7 @@ class Empirical(Fisher):
     """Observed labels: Σ r rᵀ. Not a Hessian approximation away from a calibrated model; never a default."""
 
     separate_sites = True
+    repeatable = True
 
     def parts(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[Float[Tensor, "n t c m"]]:
         parts = likelihood.part_residuals(f, y)
@@ -93,6 +103,10 @@ class Empirical(Fisher):
 
     def curvatures(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[OutputCurvature] | None:
         return [Columns(part) for part in self.parts(likelihood, f, y)]
+
+    def mvs(self, likelihood: Likelihood, f: Tensor, y: Tensor, v: Float[Tensor, "m n t c"]) -> Sequence[Tensor]:
+        (r,) = (part[..., 0] for part in self.parts(likelihood, f, y))
+        return [r * (r * v).sum(-1, keepdim=True)]
 
     def scales(self, likelihood: Likelihood) -> Float[Tensor, " g"]:
         # The residual carries 1/σ², so its square carries 1/σ⁴.

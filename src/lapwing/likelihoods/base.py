@@ -109,6 +109,10 @@ class Likelihood(ABC):
         """Unit-dispersion roots S_g with Λ = Σ_g c_g S_g S_gᵀ, each (..., C, K_g)."""
         return [self.hessian_root(f, y)]
 
+    def part_hessian_mvs(self, f: Tensor, y: Tensor, v: Tensor) -> Sequence[Tensor]:
+        """S_g S_gᵀ v at unit dispersion; v may have more leading axes than f."""
+        return [self.hessian_mv(f, y, v)]
+
     def part_curvatures(self, f: Tensor, y: Tensor) -> Sequence[OutputCurvature]:
         """S_g S_gᵀ of every term, for sums that need no columns."""
         return [Columns(S) for S in self.part_roots(f, y)]

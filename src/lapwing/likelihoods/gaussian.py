@@ -102,6 +102,9 @@ class Gaussian(Likelihood):
         eye = torch.eye(f.shape[-1], dtype=f.dtype, device=f.device).expand(*f.shape, f.shape[-1])
         return [eye[..., g : g + 1] for g in range(f.shape[-1])] if self.per_output else [eye]
 
+    def part_hessian_mvs(self, f: Tensor, y: Tensor, v: Tensor) -> Sequence[Tensor]:
+        return self._by_part(v)
+
     def part_curvatures(self, f: Tensor, y: Tensor) -> Sequence[OutputCurvature]:
         return [Independent(d) for d in self._by_part(torch.ones_like(f))]
 

@@ -1,17 +1,37 @@
 """Numerical linear algebra on plain tensors: no model, no data."""
 
+from lapwing.linalg.cg import Product, Solution, conjugate_gradients
+from lapwing.linalg.eigen import Eigenpairs, leading_eigenpairs
+from lapwing.linalg.estimated import Estimated
 from lapwing.linalg.finite import all_finite
 from lapwing.linalg.gram import GramSum, Products
+from lapwing.linalg.lanczos import Applied, Krylov, apply_function, inverse_root, lanczos_quadrature
 from lapwing.linalg.pivoted_cholesky import PartialCholesky, pivoted_cholesky, semidefinite_eigenvalues
 from lapwing.linalg.symmetric import add_gram_, mirror_
+from lapwing.linalg.trace import hutch_plus_plus, hutchinson, signs, trace
 
 __all__ = [
+    "Applied",
+    "Eigenpairs",
+    "Estimated",
     "GramSum",
+    "Krylov",
     "PartialCholesky",
+    "Product",
     "Products",
+    "Solution",
     "add_gram_",
     "all_finite",
+    "apply_function",
+    "conjugate_gradients",
+    "hutch_plus_plus",
+    "hutchinson",
+    "inverse_root",
+    "lanczos_quadrature",
+    "leading_eigenpairs",
     "mirror_",
     "pivoted_cholesky",
     "semidefinite_eigenvalues",
+    "signs",
+    "trace",
 ]

@@ -1,7 +1,6 @@
 """The linearised network as a model of its own: a convex GLM on the features J, with a mode of its own."""
 
-from lapwing.linear_model.design import Design, Piece, Source, StoredDesign, StoredPiece, StreamedDesign, design
-from lapwing.linear_model.jvp import choose_jvp
+from lapwing.linear_model.design import Design, Piece, StoredDesign, StoredPiece, StreamedDesign, design
 from lapwing.linear_model.mode import MODERATE, PRECISE, QUICK, Effort, Expansion, Problem, Search, solve_mode
 from lapwing.linear_model.order import in_fixed_order
 from lapwing.linear_model.refinement import Elbo, Refinement
@@ -18,11 +17,9 @@ __all__ = [
     "Problem",
     "Refinement",
     "Search",
-    "Source",
     "StoredDesign",
     "StoredPiece",
     "StreamedDesign",
-    "choose_jvp",
     "design",
     "in_fixed_order",
     "solve_mode",

@@ -7,17 +7,15 @@ pass gives the same pieces in the same order.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
 from lapwing._types import Float, Tensor
 from lapwing.data import ModelInput
 from lapwing.errors import located
-from lapwing.linear_model.jvp import Jvp, choose_jvp
 from lapwing.linearise import Linearised, Trace
-
-Source = Callable[[], Iterable[tuple[ModelInput, Tensor]]]  # a pass over (x, encoded y)
+from lapwing.products import Jvp, Source, choose_jvp
 
 
 class Piece(ABC):

@@ -5,6 +5,7 @@ from lapwing.operators.base import Curvature, Precision, Rows
 from lapwing.operators.block_diagonal import BlockDiagonalCurvature, BlockDiagonalPrecision
 from lapwing.operators.coordinates import Coordinates
 from lapwing.operators.dense import DenseCurvature, DensePrecision
+from lapwing.operators.dense_rows import DenseRows
 from lapwing.operators.diagonal import DiagonalCurvature, DiagonalPrecision
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
 from lapwing.operators.kronecker import (
@@ -29,6 +30,7 @@ __all__ = [
     "Damping",
     "DenseCurvature",
     "DensePrecision",
+    "DenseRows",
     "DiagonalCurvature",
     "DiagonalPrecision",
     "EigenCurvature",

@@ -52,7 +52,8 @@ class Needs:
         """
         if isinstance(structure, Kron):
             return self.stored_bytes(structure) + 12 * self.survey.kept_floats + 16 * self.p
-        return self.stored_bytes(structure) * (self.n_parts + 2) // self.n_parts
+        kept = self.stored_bytes(structure) * (self.n_parts + 2) // self.n_parts
+        return kept + 8 * structure.working_floats(self.survey.layout)
 
     def fits(self, structure: Structure) -> bool:
         return self.needed_bytes(structure) <= self.budget

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lapwing.curvature import Block, Diag, Ekfac, Empirical, Exact, Fisher, Full, Kron, Sampled, Structure
+from lapwing.curvature import Block, Diag, Ekfac, Empirical, Exact, Fisher, Full, Kron, LowRank, Sampled, Structure
 from lapwing.planning.budget import chunk_floats
 from lapwing.planning.choice import Needs, name_of
 from lapwing.planning.rehearsal import Rehearsal
 from lapwing.planning.survey import Survey, Tile, counted
+
+_ROUNDS = 6  # passes that leading eigenpairs usually take
+_PRODUCT = 5  # forward passes that a product with H takes: three forward with tangents, two backward
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class Question:
             return "full matrix" if self.n_rows is None else f"{counted(self.n_rows, 'row')} of the data, exactly"
         if isinstance(structure, Block):
             return counted(len(self.survey.layout.modules), "dense block")
+        if isinstance(structure, LowRank):
+            return counted(min(structure.rank, self.needs.p), "leading eigenpair")
         return self.survey.treatments() if isinstance(structure, Kron) else "exact diagonal"
 
     def _bytes(self, structure: Structure) -> tuple[int, int, int]:
@@ -93,6 +98,9 @@ class Question:
             return stored, needed, needed
         if isinstance(structure, Full | Block):
             return self._dense_bytes(structure, stored)
+        if isinstance(structure, LowRank):
+            fit, predict = self._tried(Diag())
+            return stored, 8 * structure.working_floats(self.survey.layout) + fit, 3 * stored + predict
         return stored, *self._tried(structure)
 
     def _tried(self, structure: Structure) -> tuple[int, int]:
@@ -116,8 +124,11 @@ class Question:
         """Multiplications per datum: forward, gradient of the log likelihood, columns of SᵀJ, and adding them up."""
         gradient = 2 * self.forward_macs if self.body_columns else sum(_layer(tile) for tile in self.survey.tiles)
         passes = self.forward_macs + gradient + self.body_columns * self.forward_macs
-        if self.closed_output and not isinstance(structure, Full | Block):
+        if self.closed_output and not isinstance(structure, Full | Block | LowRank):
             return passes + self._output_macs(structure)
+        if isinstance(structure, LowRank):
+            vectors = _ROUNDS * min(structure.rank + structure.oversample, self.needs.p)
+            return self.forward_macs + gradient + _ROUNDS * self.forward_macs + vectors * _PRODUCT * self.forward_macs
         if isinstance(structure, Ekfac):
             second = self.forward_macs * (1 + self.body_columns) + self._factor_macs() + self._dense_row_macs()
             return passes + self._factor_macs() + second

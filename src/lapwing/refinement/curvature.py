@@ -8,9 +8,9 @@ import torch
 
 from lapwing import curvature
 from lapwing._types import Float, Tensor
-from lapwing.linear_model import Source, choose_jvp
 from lapwing.linearise import Trace
 from lapwing.posterior import Posterior
+from lapwing.products import Source, choose_jvp
 
 
 def curved_at(posterior: Posterior, source: Source, shift: Float[Tensor, " p"]) -> Posterior:

@@ -15,9 +15,9 @@ from lapwing.curvature import FitStatistics
 from lapwing.errors import InputError, located
 from lapwing.jacobian import DenseBlock, Jacobian
 from lapwing.likelihoods import Likelihood
-from lapwing.linear_model import Source
 from lapwing.posterior import Posterior
 from lapwing.priors import GaussianPrior
+from lapwing.products import Source
 
 _PIECE_FLOATS = 1 << 23  # of rows that are contracted at a time
 

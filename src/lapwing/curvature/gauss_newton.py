@@ -1,0 +1,43 @@
+"""The curvature of all the data as an operator: H v in one pass, H never formed.
+
+H(c) v = Σ_n J_nᵀ (Σ_g c_g Λ_ng) J_n v
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from lapwing._types import Float, Tensor
+from lapwing.curvature.factors import Fisher
+from lapwing.likelihoods import Likelihood, Sites
+from lapwing.linearise import Trace
+from lapwing.products import DataJacobian, DataPiece
+
+
+@dataclass(frozen=True, eq=False)
+class GaussNewton:
+    """Σ_g c_g H_g with the parts at unit dispersion; `outputs` says where the likelihood is looked at."""
+
+    jacobian: DataJacobian
+    likelihood: Likelihood
+    sites: Sites
+    fisher: Fisher
+    outputs: Callable[[Trace], Tensor]
+
+    @property
+    def p(self) -> int:
+        return self.jacobian.p
+
+    def mv(self, v: Float[Tensor, "m p"], scales: Float[Tensor, " g"]) -> Float[Tensor, "m p"]:
+        """Σ_g c_g H_g v for several v: one pass over the data."""
+        return self.jacobian.sandwich(v, lambda piece, q: self._weighed(piece, q, scales))
+
+    def _weighed(self, piece: DataPiece, q: Float[Tensor, "m n k"], scales: Float[Tensor, " g"]) -> Tensor:
+        f = self.sites.split(self.outputs(piece.trace)).double()
+        by_site = self.sites.split(q.flatten(0, 1)).reshape(*q.shape[:2], *f.shape[1:])
+        parts = self.fisher.mvs(self.likelihood, f, piece.y, by_site)
+        total = sum((c * part for c, part in zip(scales, parts, strict=True)), torch.zeros_like(by_site))
+        return self.sites.join(total.flatten(0, 1)).reshape(q.shape)

@@ -1,0 +1,86 @@
+"""Leading eigenpairs of the curvature, from products with it: nothing of size P × P or N·C × P is formed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from lapwing._types import Float, Tensor
+from lapwing.curvature.accumulate import Structure
+from lapwing.curvature.gauss_newton import GaussNewton
+from lapwing.errors import InputError, InputTypeError
+from lapwing.jacobian import RowSizes
+from lapwing.linalg import Eigenpairs, leading_eigenpairs
+from lapwing.operators import Curvature, DenseRows, LowRankCurvature
+from lapwing.params import ParamLayout
+
+_ROUNDING = {torch.float64: 1e-13, torch.float32: 3e-7}  # of products, relative to the largest eigenvalue
+_KEPT_AT_ONCE = 8  # blocks of vectors while the eigenpairs are looked for
+
+
+@dataclass(frozen=True)
+class LowRank(Structure):
+    """The `rank` leading eigenpairs of H; the rest is dropped. With one noise level per output, of each part.
+
+    They are found until ‖H x − θ x‖ ≤ rtol · θ for all of them, by a randomised block Krylov method that visits the
+    data once per round, at most `max_passes` times. `seed` is that of its start.
+    """
+
+    rank: int = 100
+    rtol: float = 1e-6
+    max_passes: int = 40
+    oversample: int = 10
+    seed: int = 0
+    by_products = True
+
+    def __post_init__(self) -> None:
+        for name, least in (("rank", 1), ("max_passes", 2), ("oversample", 0), ("seed", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise InputTypeError(f"LowRank: {name} must be a whole number, got {type(value).__name__} {value!r}.")
+            if value < least:
+                raise InputError(f"LowRank: {name} must be at least {least}, got {value}.")
+        if not 0 < self.rtol < 1:
+            raise InputError(f"LowRank: rtol must lie between 0 and 1, got {self.rtol}.")
+
+    def from_products(self, H: GaussNewton, n_parts: int, near: Sequence[Curvature]) -> list[Curvature]:
+        one_hot = torch.eye(n_parts, dtype=torch.float64)
+        return [self._part(H, scales) for scales in one_hot]
+
+    def stored_floats(self, layout: ParamLayout) -> int:
+        return min(self.rank, layout.p) * layout.p
+
+    def working_floats(self, layout: ParamLayout) -> int:
+        return _KEPT_AT_ONCE * min(self.rank + self.oversample, layout.p) * layout.p
+
+    def row_floats(self, sizes: RowSizes) -> int:
+        return sizes.factored + sizes.dense // 4  # variances take the rows as factors, and seldom written out
+
+    def _part(self, H: GaussNewton, scales: Float[Tensor, " g"]) -> Curvature:
+        network = H.jacobian.linearised.network
+        generator = torch.Generator().manual_seed(self.seed)
+        n = min(self.rank + self.oversample, H.p)
+        start = torch.randn(n, H.p, generator=generator, dtype=torch.float64).to(network.device)
+        pairs = leading_eigenpairs(
+            lambda v: H.mv(v, scales),
+            start,
+            self.rank,
+            rtol=self.rtol,
+            rounding=_ROUNDING.get(network.dtype or torch.float32, 1e-2),
+            max_rounds=self.max_passes,
+        )
+        if not pairs.converged:
+            warnings.warn(_not_converged(pairs, self), stacklevel=2)
+        return LowRankCurvature.of(DenseRows(pairs.values.sqrt()[:, None] * pairs.vectors))
+
+
+def _not_converged(pairs: Eigenpairs, structure: LowRank) -> str:
+    relative = pairs.residuals / pairs.values
+    return (
+        f"lowrank: after {structure.max_passes} passes {int((relative > structure.rtol).sum())} of "
+        f"{len(pairs.values)} eigenpairs have a residual above rtol = {structure.rtol:g} (the largest is "
+        f"{float(relative.max()):.1g} of its eigenvalue). Take a larger max_passes, oversample or rtol."
+    )

@@ -1,0 +1,127 @@
+"""Preconditioned conjugate gradients for several right-hand sides at once.
+
+Vectors are rows. One product with the matrix serves all of them, each with step sizes of its own; those that have
+converged are left alone. Hestenes and Stiefel (1952); stops on the residual in the preconditioner's norm, which is
+close to the energy norm of the error when the preconditioner is close to the matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from lapwing._types import Float, Tensor
+
+Product = Callable[[Tensor], Tensor]  # (m, p) → (m, p), linear
+
+_REPLACED_EVERY = 50  # iterations after which the residual is computed anew: its recurrence drifts
+_PATIENCE = 200  # iterations without progress after which rounding is taken to have won
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """x ≈ A⁻¹ b, and how good it is."""
+
+    x: Float[Tensor, "m p"]
+    residuals: Float[Tensor, " m"]  # √(rᵀM⁻¹r / bᵀM⁻¹b)
+    iterations: int
+    converged: bool
+    indefinite: bool  # a direction with pᵀAp ≤ 0 was met: A is not positive definite
+    history: tuple[float, ...]  # the largest residual after each iteration
+    steps: Float[Tensor, "k m"]  # α; zero once a vector has converged
+    turns: Float[Tensor, "k m"]  # β
+
+    def tridiagonal(self, i: int) -> tuple[Float[Tensor, " j"], Float[Tensor, " _"]]:
+        """Diagonal and off-diagonal of the Lanczos matrix of M^-½ A M^-½ for right-hand side i.
+
+        T_jj = 1/α_j + β_{j−1}/α_{j−1},  T_{j,j+1} = √β_j / α_j.  Golub and Van Loan, section 10.2.
+        """
+        alpha = self.steps[:, i][self.steps[:, i] > 0]
+        beta = self.turns[: len(alpha), i]
+        diagonal = 1 / alpha
+        diagonal[1:] = diagonal[1:] + beta[:-1] / alpha[:-1]
+        return diagonal, beta[:-1].sqrt() / alpha[:-1]
+
+
+def conjugate_gradients(
+    mv: Product,
+    b: Float[Tensor, "m p"],
+    *,
+    precondition: Product = lambda r: r,
+    rtol: float = 1e-6,
+    max_iterations: int = 1000,
+) -> Solution:
+    """Solve A x = b for positive definite A; `precondition` is v → M⁻¹v for a positive definite M near A."""
+    state = _State(mv, precondition, b)
+    worst: list[float] = []
+    steps: list[Tensor] = []
+    turns: list[Tensor] = []
+    while bool((active := state.residuals > rtol).any()) and len(worst) < max_iterations and not _stalled(worst):
+        alpha, beta = state.advance(active, anew=len(worst) % _REPLACED_EVERY == _REPLACED_EVERY - 1)
+        if state.indefinite:
+            break
+        steps.append(alpha)
+        turns.append(beta)
+        worst.append(float(state.residuals.max()))
+    empty = b.new_zeros(0, len(b))
+    return Solution(
+        state.x,
+        state.residuals,
+        len(worst),
+        bool((state.residuals <= rtol).all()),
+        state.indefinite,
+        tuple(worst),
+        torch.stack(steps) if steps else empty,
+        torch.stack(turns) if turns else empty,
+    )
+
+
+class _State:
+    """Where the iteration stands."""
+
+    def __init__(self, mv: Product, precondition: Product, b: Float[Tensor, "m p"]) -> None:
+        self.mv, self.precondition, self.b = mv, precondition, b
+        self.x, self.r = torch.zeros_like(b), b.clone()
+        self.z = precondition(self.r)
+        self.p, self.rz = self.z.clone(), _dots(self.r, self.z)
+        self.start, self.indefinite = self.rz.clone(), False
+
+    @property
+    def residuals(self) -> Float[Tensor, " m"]:
+        ratio = self.rz.clamp(min=0) / torch.where(self.start > 0, self.start, 1.0)
+        return ratio.sqrt()
+
+    def advance(self, active: Tensor, *, anew: bool) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
+        """One step of the active vectors; α and β, zero for the others."""
+        p = self.p[active]
+        Ap = self.mv(p)
+        curvature = _dots(p, Ap)
+        if not bool((curvature > 0).all()):  # NaN included
+            self.indefinite = True
+            return curvature, curvature
+        alpha = self.rz[active] / curvature
+        self.x[active] += alpha[:, None] * p
+        r = self.b[active] - self.mv(self.x[active]) if anew else self.r[active] - alpha[:, None] * Ap
+        z = self.precondition(r)
+        rz = _dots(r, z)
+        beta = (rz / self.rz[active]).clamp(min=0)
+        self.r[active], self.z[active], self.rz[active] = r, z, rz
+        self.p[active] = z + beta[:, None] * p
+        return _spread(alpha, active), _spread(beta, active)
+
+
+def _dots(a: Float[Tensor, "m p"], b: Float[Tensor, "m p"]) -> Float[Tensor, " m"]:
+    return torch.einsum("mp,mp->m", a, b)
+
+
+def _spread(values: Tensor, where: Tensor) -> Tensor:
+    whole = values.new_zeros(len(where))
+    whole[where] = values
+    return whole
+
+
+def _stalled(worst: list[float]) -> bool:
+    """No better by half than it was long ago."""
+    return len(worst) > _PATIENCE and min(worst[-_PATIENCE:]) > 0.5 * min(worst[:-_PATIENCE])
