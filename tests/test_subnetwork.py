@@ -356,13 +356,12 @@ def _positions(posterior: lw.Posterior, model: nn.Module) -> Tensor:
 @pytest.mark.slow
 def test_two_thousand_weights_of_a_residual_network_without_all_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     built = workloads.build("W4").smaller(32)
-    with Ledger() as ledger:
-        chosen = lw.fit(built.model, built.batches, "classification", params=lw.Subnetwork(k=2000), memory="250MB")
-    all_columns = 4 * 32 * 10 * built.n_parameters
-    assert ledger.peak < 0.5 * all_columns
-    # Given the weights, no layer's columns are written out whole, not even those of one datum.
-    indices = _positions(chosen, built.model)
+    spread = torch.arange(2000) * (built.n_parameters // 2000)
+    # No layer's columns are written out whole, not even those of one datum.
     monkeypatch.setattr(FactorBlock, "matrices", lambda _: pytest.fail("all columns of a layer were formed"))
-    again = lw.fit(built.model, built.batches, "classification", params=lw.Subnetwork(indices=indices))
-    assert_close(again.curvature.diagonal(), chosen.curvature.diagonal(), rtol=1e-4)
-    assert again.outputs(built.x[:4]).var.isfinite().all()
+    with Ledger() as ledger:
+        posterior = lw.fit(
+            built.model, built.batches, "classification", params=lw.Subnetwork(indices=spread), memory="250MB"
+        )
+    assert ledger.peak < 0.25 * 4 * 32 * 10 * built.n_parameters
+    assert posterior.outputs(built.x[:4]).var.isfinite().all()

@@ -24,6 +24,7 @@ class TableName(str, Enum):
     battery = "battery"
     antoran2022 = "antoran2022"
     batchnorm_1d = "batchnorm-1d"
+    subnetwork_1d = "subnetwork-1d"
 
 
 @dataclass(frozen=True)
@@ -64,15 +65,17 @@ def reproduced(asked: Asked) -> tuple[Any, StudyPage, Path]:
 
 def _study_and_report(table: TableName) -> tuple[Any, Any]:
     """The function that runs a study, and the module that makes its page."""
-    from lapwing.bench.reproduce import antoran, batchnorm, battery
+    from lapwing.bench.reproduce import antoran, batchnorm, battery, subnetwork
     from lapwing.report import antoran as antoran_report
     from lapwing.report import batchnorm as batchnorm_report
     from lapwing.report import battery as battery_report
+    from lapwing.report import subnetwork as subnetwork_report
 
     return {
         TableName.battery: (battery.run, battery_report),
         TableName.antoran2022: (antoran.run, antoran_report),
         TableName.batchnorm_1d: (batchnorm.run, batchnorm_report),
+        TableName.subnetwork_1d: (subnetwork.run, subnetwork_report),
     }[table]
 
 

@@ -88,14 +88,17 @@ class FactorBlock(Block):
     def entries(self, tensor: slice, at: Int[Tensor, " k"]) -> Float[Tensor, "n c k"]:
         # ∂f_c/∂W_oi = Σ_t g_cto a_ti
         q, o, i = self.arrangement.coordinates(tensor, at)
+        if tensor == self.arrangement.bias:
+            return self.g[..., q, o].sum(2)
+        a = self.inputs.tensor()  # not kept: a convolution's patches are large, and needed once
         if self.one_position:
-            return self.g[:, :, 0, q, o] * self.a[:, 0, q, i][:, None]
+            return self.g[:, :, 0, q, o] * a[:, 0, q, i][:, None]
         columns = self.g.new_empty(*self.g.shape[:2], len(at))
         row = q * self.arrangement.o + o
         for one in row.unique().tolist():  # of one output at a time: a product of matrices
             some = (row == one).nonzero()[:, 0]
             first = some[0]
-            columns[..., some] = self.g[..., q[first], o[first]] @ self.a[:, :, q[first], i[some]]
+            columns[..., some] = self.g[..., q[first], o[first]] @ a[:, :, q[first], i[some]]
         return columns
 
     def mv(self, v: Float[Tensor, "s p"]) -> Float[Tensor, "s n c"]:
