@@ -15,8 +15,8 @@ from cases import CASES, by_name
 from lapwing.bench import workloads
 from lapwing.data import as_input
 from lapwing.jacobian import FactorBlock
-from lapwing.linear_model import jvp
 from lapwing.planning.ledger import Ledger
+from lapwing.products import jvp
 from lapwing.subnetwork.swag import RunningVariance
 from oracle import assert_close
 from truth import Truth
@@ -325,7 +325,7 @@ def test_prior_scalings() -> None:
 def test_plan_offers_what_a_subnetwork_can_have() -> None:
     plan = lw.plan(mlp(2, 5, 1), regression(), "regression", params=lw.Subnetwork("swag", 9))
     asked = [row for row in plan.rows if row.params == "as asked"]
-    assert [row.structure for row in asked] == ["full", "block", "diag"]
+    assert [row.structure for row in asked] == ["full", "block", "diag", "lowrank"]
     assert {row.p for row in asked} == {9}
     assert plan.chosen is not None
     assert plan.chosen.structure == "full"
