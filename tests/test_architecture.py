@@ -37,6 +37,7 @@ ORDER = [
     {"posterior"},
     {"tuning", "hessian", "comparison"},
     {"refinement"},
+    {"storage"},
     {"fit", "tune", "refine"},
     {"metrics"},
     {"bench"},

@@ -220,7 +220,7 @@ def test_curvatures_of_other_data_pool_their_inputs(seed: int) -> None:
 def test_eigenbases_of_their_own_do_not_add_up(seed: int) -> None:
     H, _, _ = eigen(seed)
     assert isinstance(H, EigenCurvature)
-    other = EigenCurvature("layer", GROUPS, Basis(H.basis.U_A.clone(), H.basis.U_B.clone()), H.s)
+    other = EigenCurvature("layer", GROUPS, Basis(H.basis.U_A.flip(-1), H.basis.U_B.clone()), H.s)
     with pytest.raises(StructureError, match="EKFAC"):
         H.mixed([other], torch.ones(2, dtype=torch.float64))
 

@@ -10,6 +10,7 @@ from lapwing.errors import (
     ModelError,
     NumericalError,
     ShapeError,
+    StorageError,
     StructureError,
 )
 from lapwing.fit import fit, plan, prior
@@ -28,6 +29,7 @@ from lapwing.planning import Plan
 from lapwing.posterior import Posterior
 from lapwing.predictive import Prediction
 from lapwing.refine import refine
+from lapwing.storage import load, save
 from lapwing.subnetwork import Functional, Magnitude, MarginalVariance, RandomScore, Subnetwork, Swag
 from lapwing.tune import tune
 
@@ -66,6 +68,7 @@ __all__ = [
     "RandomScore",
     "Sampled",
     "ShapeError",
+    "StorageError",
     "StructureError",
     "Subnetwork",
     "Swag",
@@ -73,8 +76,10 @@ __all__ = [
     "compare",
     "exact_hessian",
     "fit",
+    "load",
     "plan",
     "prior",
     "refine",
+    "save",
     "tune",
 ]

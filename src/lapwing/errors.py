@@ -37,6 +37,10 @@ class ModelError(LapwingError, RuntimeError):
     """The model's own forward pass raised; its error is the `__cause__`."""
 
 
+class StorageError(LapwingError, ValueError):
+    """A file or directory is not what was expected of it: damaged, of another model, not writable."""
+
+
 @contextmanager
 def located(where: str) -> Iterator[None]:
     """Errors of ours raised inside say where: "batch 3: …"."""

@@ -15,7 +15,7 @@ from lapwing.curvature import Fisher
 from lapwing.data import Batches, ModelInput, as_batches
 from lapwing.errors import InputError, located
 from lapwing.likelihoods import Gaussian, Likelihood, Sites
-from lapwing.linearise import Linearised
+from lapwing.linearise import Linearised, uncompiled
 from lapwing.observations import dropped_by_loader, encode_batch, observed
 from lapwing.params import ParamLayout
 from lapwing.planning import (
@@ -59,7 +59,7 @@ def fit(
     The model, its buffers, hooks, modes and gradients, and all global random states are untouched afterwards.
     """
     registry.check_module("fit", model)
-    model = _uncompiled(model)
+    model = uncompiled(model)
     chosen, kind = registry.structure(structure), registry.fisher(fisher, seeded(generator))
     registry.check_repeatable(chosen, kind)
     scale, selector = registry.likelihood_scale(likelihood_scale), registry.selector(params, generator)
@@ -122,7 +122,7 @@ def plan(
     many as in the batch, unless given).
     """
     registry.check_module("plan", model)
-    model = _uncompiled(model)
+    model = uncompiled(model)
     kind, selector, budget = registry.fisher(fisher, seeded(None)), registry.selector(params), parse_memory(memory)
     layout_choice = registry.layout_choice(params) if selector is None else _planned(selector)
     with random_state_kept():
@@ -165,12 +165,7 @@ def prior(
     """
     registry.check_module("prior", model)
     with random_state_kept():
-        return registry.grouped_prior(_uncompiled(model), precision, groups, mean, data)
-
-
-def _uncompiled(model: nn.Module) -> nn.Module:
-    """The module behind torch.compile."""
-    return getattr(model, "_orig_mod", model)
+        return registry.grouped_prior(uncompiled(model), precision, groups, mean, data)
 
 
 def _n_parts(linearised: Linearised, likelihood: Likelihood) -> int:

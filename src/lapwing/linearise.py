@@ -307,6 +307,11 @@ class Trace:
         return {name: r.reshape(*r.shape[:2], -1) for name, r in rows.items()}
 
 
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The module behind torch.compile."""
+    return getattr(model, "_orig_mod", model)
+
+
 def with_images_in(x: ModelInput, layout: torch.memory_format) -> ModelInput:
     """The same values; tensors (n, channels, height, width) laid out in memory as told."""
     return x.mapped(lambda v: v.to(memory_format=layout) if _is_images(x, v) else v, x.n)

@@ -26,7 +26,7 @@ class GaussianPrior:
     precisions: Float[Tensor, " g"]
     group_names: tuple[str, ...]
     index: Int[Tensor, " p"]
-    mean: Float[Tensor, ...]  # () or (P,)
+    mean: Float[Tensor, " ..."]  # () or (P,)
     reasons: tuple[str, ...] = ()  # one sentence per group where the groups were found, not asked for
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ from lapwing.operators.arrangement import Arrangement
 from lapwing.operators.base import Curvature, Precision, Rows
 from lapwing.operators.block_diagonal import BlockDiagonalCurvature, BlockDiagonalPrecision
 from lapwing.operators.coordinates import Coordinates
-from lapwing.operators.dense import DenseCurvature, DensePrecision
+from lapwing.operators.dense import DenseCurvature, DensePrecision, SymmetricMatrix
 from lapwing.operators.dense_rows import DenseRows
 from lapwing.operators.diagonal import DiagonalCurvature, DiagonalPrecision
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
@@ -18,7 +18,8 @@ from lapwing.operators.kronecker import (
     RotatedPrecision,
     SplitDamping,
 )
-from lapwing.operators.low_rank import LowRankCurvature, LowRankPrecision, stacked
+from lapwing.operators.low_rank import LowRankCurvature, LowRankPrecision, RootKernels, stacked
+from lapwing.operators.written_rows import WrittenRows
 
 __all__ = [
     "Arrangement",
@@ -41,8 +42,11 @@ __all__ = [
     "LowRankCurvature",
     "LowRankPrecision",
     "Precision",
+    "RootKernels",
     "RotatedPrecision",
     "Rows",
     "SplitDamping",
+    "SymmetricMatrix",
+    "WrittenRows",
     "stacked",
 ]

@@ -23,9 +23,8 @@ class SymmetricMatrix:
 
     @cached_property
     def eigenvalues(self) -> Float[Tensor, " p"]:
-        # Rounding may push the zero eigenvalues of a singular H slightly below zero.
-        if "eigenbasis" in self.__dict__:
-            return self.eigenbasis[0]
+        # Rounding may push the zero eigenvalues of a singular H slightly below zero. Those of `eigenbasis` differ in
+        # the last bits: taking them when they are at hand would make results depend on what was asked before.
         return torch.linalg.eigvalsh(self.entries).clamp(min=0)
 
     @cached_property

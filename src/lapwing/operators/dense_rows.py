@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -63,10 +63,10 @@ class DenseRows(Rows):
         yield self
 
     def columns(self, block: slice) -> DenseRows:
-        return DenseRows(self.M[:, block])
+        return replace(self, M=self.M[:, block])
 
     def concatenated(self, others: Sequence[Rows]) -> DenseRows:
-        return DenseRows(torch.cat([self.M, *(rows.dense().reshape(-1, self.p) for rows in others)]))
+        return replace(self, M=torch.cat([self.M, *(rows.dense().flatten(0, 1) for rows in others)]))
 
     def single_rows(self) -> DenseRows:
         return self

@@ -32,6 +32,9 @@ class Basis:
     def _single(self) -> tuple[Tensor, Tensor]:
         return self.U_B.float(), self.U_A.float()
 
+    def same(self, other: Basis) -> bool:
+        return self is other or (torch.equal(self.U_A, other.U_A) and torch.equal(self.U_B, other.U_B))
+
     def at(self, dtype: torch.dtype) -> tuple[Float[Tensor, "q o o"], Float[Tensor, "q i i"]]:
         """(U_B, U_A) in the dtype of the rows to be rotated."""
         if dtype == torch.float32:
@@ -213,7 +216,7 @@ class EigenCurvature(Curvature):
         return replace(self, s=c * self.s)
 
     def mixed(self, others: Sequence[EigenCurvature], scales: Float[Tensor, " g"]) -> EigenCurvature:
-        if any(H.basis is not self.basis for H in others):
+        if not all(H.basis.same(self.basis) for H in others):
             raise StructureError(
                 f"Block '{self.name}': two EKFAC curvatures have eigenbases of their own and do not add up exactly. "
                 'Fit once on all the data, or use structure="kron".'

@@ -17,7 +17,9 @@ from lapwing.linalg import semidefinite_eigenvalues
 from lapwing.operators.base import Curvature, Precision, Rows
 from lapwing.operators.conditioning import require_resolved, smallest_eigenvalue
 from lapwing.operators.dense import DenseCurvature
+from lapwing.operators.dense_rows import DenseRows
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
+from lapwing.operators.written_rows import WrittenRows, written_out
 
 _MOST_DIFFERENCES, _LEAST_LEFT = 1024, 1e-7
 _MAX_CACHED_GROUPS = 32  # beyond this the group kernels would outweigh the rows they save visiting
@@ -55,7 +57,7 @@ class LowRankCurvature(Curvature):
     """H = Σ_j c_j m_j m_jᵀ; `scale` is one number, or one per row."""
 
     root: RootKernels
-    scale: Float[Tensor, ...]
+    scale: Float[Tensor, " ..."]
 
     @classmethod
     def of(cls, rows: Rows) -> LowRankCurvature:
@@ -96,6 +98,16 @@ class LowRankCurvature(Curvature):
         each = [(c * part.scale).expand(part.rank) for c, part in zip(scales, parts, strict=True)]
         return LowRankCurvature(RootKernels(stacked([part.root.rows for part in parts])), torch.cat(each))
 
+    def turned(self) -> LowRankCurvature:
+        """The same H from rows that belong to no datum: Mᵀ C M = Nᵀ N = (Uᵀ N)ᵀ (Uᵀ N), N Nᵀ = U Λ Uᵀ."""
+        if isinstance(self.root.rows, DenseRows) and not self.scale.ndim:  # eigenvectors, or turned already
+            return self
+        one = self.scale.new_ones(())
+        scale, each = (one, self.scale) if self.scale.ndim else (self.scale, one.expand(self.rank))
+        N = each.sqrt()[:, None] * self.root.rows.dense().reshape(self.rank, self.p)
+        U = torch.linalg.eigh(N @ N.T)[1]
+        return LowRankCurvature(RootKernels(WrittenRows(U.T @ N)), scale)
+
     def plus(self, P0: GroupedDiagonal) -> LowRankPrecision:
         return LowRankPrecision(self, P0)
 
@@ -108,6 +120,8 @@ def stacked(rows: Sequence[Rows]) -> Rows:
     """All rows under each other."""
     if any(r.c != rows[0].c for r in rows):  # as many rows per datum everywhere, or one
         rows = [r.single_rows() for r in rows]
+    if len({type(r) for r in rows}) > 1:  # some have lost their factors
+        rows = [written_out(r) for r in rows]
     return rows[0].concatenated(rows[1:])
 
 
@@ -155,13 +169,13 @@ class LowRankPrecision(Precision):
         return (u - (inner @ self._root) / self.P0.diagonal).reshape(v.shape)
 
     def half_solve(self, eps: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
-        # With Ñ = N D^-½ and I + Ñ Ñᵀ = L Lᵀ, the matrix W = I − Ñᵀ L⁻ᵀ (I + L)⁻¹ Ñ satisfies
-        # W Wᵀ = (I + ÑᵀÑ)⁻¹, because T = (I + L)⁻¹ gives T (L Lᵀ − I) Tᵀ = I − T − Tᵀ. So R = D^-½ W.
+        # With Ñ = N D^-½ and I + Ñ Ñᵀ = U diag(s²) Uᵀ, the symmetric W = I − Ñᵀ U diag(1/(s² + s)) Uᵀ Ñ satisfies
+        # W W = (I + ÑᵀÑ)⁻¹. So R = D^-½ W, which no turn of the rows changes: draws are those of H, however it is kept.
         half = self.P0.diagonal.rsqrt()
         flat = eps.reshape(-1, self.p)
         N = self._root * half
-        inner = torch.linalg.solve_triangular(self._shifted, N @ flat.T, upper=False)
-        inner = torch.linalg.solve_triangular(self.factor.T, inner, upper=True)
+        s, U = self._eigenbasis
+        inner = U @ ((U.T @ (N @ flat.T)) / (s**2 + s)[:, None])
         return (half * (flat - inner.T @ N)).reshape(eps.shape)
 
     def inv_quad(self, J: Rows) -> Float[Tensor, "n c c"]:
@@ -210,12 +224,20 @@ class LowRankPrecision(Precision):
         return V if bool((left >= _LEAST_LEFT * whole).all()) else None
 
     @cached_property
+    def _eigenbasis(self) -> tuple[Float[Tensor, " r"], Float[Tensor, "r r"]]:
+        """s and U of B = U diag(s²) Uᵀ, s ≥ 1."""
+        values, U = torch.linalg.eigh(self.factor @ self.factor.T)
+        return values.clamp(min=1).sqrt(), U  # below one only by rounding
+
+    @cached_property
     def _shifted(self) -> Float[Tensor, "r r"]:
         """I + L."""
         return self.factor + torch.eye(len(self.factor), dtype=self.factor.dtype, device=self.factor.device)
 
     def _rooted(self, J: Rows) -> Float[Tensor, "nc p"]:
         """J R, so that J P⁻¹ Jᵀ is a square: prior variance minus what the data explain would lose all its digits."""
+        # W = I − Ñᵀ L⁻ᵀ (I + L)⁻¹ Ñ satisfies W Wᵀ = (I + ÑᵀÑ)⁻¹, because T = (I + L)⁻¹ gives
+        # T (L Lᵀ − I) Tᵀ = I − T − Tᵀ. So R = D^-½ W is a root of P⁻¹, and needs no eigenvalues.
         half = self.P0.diagonal.rsqrt()
         flat, N = J.dense().double().reshape(-1, self.p) * half, self._root * half
         inner = torch.linalg.solve_triangular(self.factor.T, (flat @ N.T), upper=True, left=False)

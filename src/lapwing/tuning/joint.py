@@ -112,7 +112,7 @@ def find_mode(posterior: Posterior, data: Design, effort: Effort) -> Expansion:
     kappa = float(posterior.likelihood_scale.detach())
     problem = Problem(data, posterior.likelihood, posterior.sites, kappa, posterior.prior)
     start = posterior.expansion
-    if start is None or start.search is None:
+    if start is None or start.outputs is None:  # a posterior from a file knows θ_*, but not the data's outputs there
         start = Expansion(posterior.linearised.theta, posterior.estimate.statistics, follows=False)
     found = solve_mode(problem, start, posterior.precision, effort)
     if found.statistics.n != posterior.n_data:

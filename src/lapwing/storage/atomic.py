@@ -1,0 +1,48 @@
+"""A file is replaced whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from secrets import token_hex
+from typing import IO
+
+from lapwing.errors import StorageError
+
+
+def replace_file(path: Path, fill: Callable[[IO[bytes]], None]) -> None:
+    """Fill a temporary file beside `path`, sync it, and rename it; whatever fails, the old file is as it was."""
+    path = Path(os.path.realpath(path))  # a link stays one
+    temporary = path.with_name(f".{path.name}.{token_hex(4)}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            fill(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        _removed(temporary)
+        raise StorageError(
+            f"{path} could not be written ({error.strerror or error}); what stood there is as it was."
+        ) from error
+    except BaseException:
+        _removed(temporary)
+        raise
+    _sync_directory(path.parent)
+
+
+def _removed(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()
+
+
+def _sync_directory(directory: Path) -> None:
+    """The rename itself reaches the disk; not every system lets a directory be opened."""
+    with suppress(OSError):
+        handle = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

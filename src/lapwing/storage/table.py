@@ -1,0 +1,207 @@
+"""The closed list of what a file of a posterior may hold. A new structure is a line here, and a check if it needs one.
+
+A check raises where the fields of a value do not go together. It runs on files whose hashes are right, so it guards
+against files made by hand, and against ourselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import isfinite, prod
+
+from lapwing import operators
+from lapwing.curvature import (
+    Block,
+    Diag,
+    Ekfac,
+    Empirical,
+    Estimate,
+    Exact,
+    FitStatistics,
+    Full,
+    Kron,
+    LowRank,
+    Sampled,
+)
+from lapwing.errors import StorageError, StructureError
+from lapwing.jacobian import RowSizes
+from lapwing.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson
+from lapwing.linear_model import Elbo, Expansion, Refinement, Search
+from lapwing.operators import (
+    Arrangement,
+    BlockDiagonalCurvature,
+    EigenCurvature,
+    KroneckerCurvature,
+    KroneckerFactors,
+    LowRankCurvature,
+)
+from lapwing.params import ParamLayout
+from lapwing.posterior import Readout
+from lapwing.predictive import link_rules
+from lapwing.priors import GaussianPrior
+from lapwing.storage.codec import Entry, Table
+from lapwing.tuning import Step
+
+_MOST_WRITTEN = 1 << 28  # entries of rows that are written out: 2 GiB
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise StorageError(f"the file describes {what}.")
+
+
+# --- what is not written ----------------------------------------------------------------------------
+
+
+def _of_no_datum(H: LowRankCurvature) -> LowRankCurvature:
+    """Rows SᵀJ show the data they came from; the same H from turned rows does not."""
+    if H.rank * H.p > _MOST_WRITTEN:
+        raise StructureError(
+            f"The full curvature is kept as {H.rank} rows of {H.p} parameters, as factors that hold the training data; "
+            f"a file holds none, and written out they would be {H.rank * H.p:.2g} numbers (at most {_MOST_WRITTEN}). "
+            'Use structure="kron", or fewer parameters: params="last_layer".'
+        )
+    return H.turned()
+
+
+def _without_outputs(at: Expansion) -> Expansion:
+    """The linear model's outputs at the training data: only a start for the next search."""
+    return replace(at, outputs=None)
+
+
+# --- what goes together -------------------------------------------------------------------------------
+
+
+def _check_layout(layout: ParamLayout) -> None:
+    _require(len(layout.names) == len(layout.shapes) == len(set(layout.names)) > 0, "parameters without a shape each")
+    _require(all(size >= 0 for shape in layout.shapes for size in shape), "parameters of negative size")
+    chosen = layout.selection
+    if chosen is not None and len(chosen):
+        inside = int(chosen[0]) >= 0 and int(chosen[-1]) < layout.whole.p
+        _require(inside and bool((chosen.diff() > 0).all()), "a subnetwork of other weights")
+
+
+def _check_arrangement(layer: Arrangement) -> None:
+    weight, bias = (0 if s is None else s.stop - s.start for s in (layer.weight, layer.bias))
+    maps = layer.q * layer.o
+    _require(layer.q >= 1 and layer.o >= 1 and (weight or bias) > 0, "a layer without parameters")
+    _require(sorted(layer.order) == list(range(len(layer.view))), "a layer whose axes are in no order")
+    _require(layer.weight is None or (prod(layer.view) == weight and weight % maps == 0), "a weight of another shape")
+    _require(layer.bias is None or bias == maps, "a bias of another shape")
+
+
+def _check_tiling(slices: Sequence[slice], sizes: Sequence[int]) -> None:
+    ends = [0, *(s.stop for s in slices)]
+    tiled = all(s.start == end for s, end in zip(slices, ends, strict=False))
+    _require(len(slices) == len(sizes) > 0 and tiled, "blocks that do not tile the parameters")
+    _require([s.stop - s.start for s in slices] == list(sizes), "blocks of another size than their place")
+
+
+def _check_blocks(H: BlockDiagonalCurvature) -> None:
+    _check_tiling(H.slices, [block.p for block in H.blocks])
+
+
+def _check_factors(factors: KroneckerFactors) -> None:
+    _require(isfinite(factors.count) and factors.count > 0, "a layer without data")
+    _require(len(factors.A_sum) == len(factors.B_sum), "factors of different layers")
+
+
+def _check_kronecker(H: KroneckerCurvature) -> None:
+    A, B = H.factors.A_sum, H.factors.B_sum
+    _check_maps(H.arrangement, A.shape, B.shape)
+
+
+def _check_eigen(H: EigenCurvature) -> None:
+    q, o, i = H.s.shape
+    _check_maps(H.arrangement, H.basis.U_A.shape, H.basis.U_B.shape)
+    _require((H.arrangement.q, H.arrangement.o, H.arrangement.i) == (q, o, i), "eigenvalues of another layer")
+
+
+def _check_maps(layer: Arrangement, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    q, o, i = layer.q, layer.o, layer.i
+    _require(tuple(inputs) == (q, i, i) and tuple(outputs) == (q, o, o), "factors of another size than their layer")
+    in_order = sorted(layer.slices, key=lambda s: s.start)
+    _check_tiling(in_order, [s.stop - s.start for s in in_order])
+
+
+def _check_low_rank(H: LowRankCurvature) -> None:
+    _require(tuple(H.scale.shape) in ((), (H.rank,)), "rows with other scales")
+
+
+def _check_prior(prior: GaussianPrior) -> None:
+    p, g = prior.layout.p, len(prior.group_names)
+    _require(len(prior.index) == p, "a prior over other parameters")
+    _require(not p or (int(prior.index.min()) >= 0 and int(prior.index.max()) < g), "a prior with unknown groups")
+    _require(tuple(prior.mean.shape) in ((), (p,)), "a prior mean of another shape")
+    _require(len(prior.reasons) in (0, g), "reasons of other groups")
+
+
+def _check_statistics(statistics: FitStatistics) -> None:
+    _require(statistics.n >= 1, "a posterior without data")
+
+
+def _check_estimate(estimate: Estimate) -> None:
+    p = estimate.statistics.gradients.shape[1]
+    _require(len(estimate.parts) > 0 and all(H.p == p for H in estimate.parts), "curvatures of other parameters")
+
+
+def _check_rows(sizes: RowSizes) -> None:
+    _require(sizes.factored >= 0 and sizes.dense >= 0, "rows of no size")
+
+
+STRUCTURES = {
+    "Full": Entry(Full),
+    "Block": Entry(Block),
+    "Diag": Entry(Diag),
+    "Kron": Entry(Kron),
+    "Ekfac": Entry(Ekfac),
+    "LowRank": Entry(LowRank),
+}
+CURVATURES = {
+    "DenseCurvature": Entry(operators.DenseCurvature),
+    "SymmetricMatrix": Entry(operators.SymmetricMatrix),
+    "DiagonalCurvature": Entry(operators.DiagonalCurvature),
+    "BlockDiagonalCurvature": Entry(BlockDiagonalCurvature, check=_check_blocks),
+    "KroneckerCurvature": Entry(KroneckerCurvature, check=_check_kronecker),
+    "KroneckerFactors": Entry(KroneckerFactors, lambda factors: replace(factors, shared=None), _check_factors),
+    "EigenCurvature": Entry(EigenCurvature, check=_check_eigen),
+    "Basis": Entry(operators.Basis),
+    "Arrangement": Entry(Arrangement, check=_check_arrangement),
+    "ExactDamping": Entry(operators.ExactDamping),
+    "SplitDamping": Entry(operators.SplitDamping),
+    "LowRankCurvature": Entry(LowRankCurvature, _of_no_datum, _check_low_rank),
+    "RootKernels": Entry(operators.RootKernels),
+    "DenseRows": Entry(operators.DenseRows),
+    "WrittenRows": Entry(operators.WrittenRows),
+}
+LIKELIHOODS = {
+    "Gaussian": Entry(Gaussian),
+    "Categorical": Entry(Categorical),
+    "Bernoulli": Entry(Bernoulli),
+    "Poisson": Entry(Poisson),
+    "HeteroscedasticGaussian": Entry(HeteroscedasticGaussian),
+}
+OTHERS = {
+    "Estimate": Entry(Estimate, check=_check_estimate),
+    "FitStatistics": Entry(FitStatistics, check=_check_statistics),
+    "Exact": Entry(Exact),
+    "Sampled": Entry(Sampled),
+    "Empirical": Entry(Empirical),
+    "GaussianPrior": Entry(GaussianPrior, check=_check_prior),
+    "ParamLayout": Entry(ParamLayout, check=_check_layout, on_host=True),
+    "RowSizes": Entry(RowSizes, check=_check_rows),
+    "Expansion": Entry(Expansion, _without_outputs),
+    "Search": Entry(Search),
+    "Refinement": Entry(Refinement),
+    "Elbo": Entry(Elbo),
+    "Readout": Entry(Readout),
+    "Step": Entry(Step),
+    "DefaultLink": Entry(link_rules.Default),
+    "MonteCarloLink": Entry(link_rules.MonteCarlo),
+    "QuadratureLink": Entry(link_rules.Quadrature),
+}
+LINKS = {
+    link.name: link for link in (link_rules.PROBIT, link_rules.PAIRWISE, link_rules.BRIDGE, link_rules.BRIDGE_NORM)
+}
+TABLE = Table({**STRUCTURES, **CURVATURES, **LIKELIHOODS, **OTHERS}, LINKS)
