@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ import oracle
 from cases import CASES, Case, by_name
 from lapwing.curvature import estimate
 from lapwing.data import as_batches
+from lapwing.jacobian import FactorBlock
 from lapwing.layers import FactorRule, register_rule, rules
 from lapwing.observations import observed
 from lapwing.operators import Arrangement, DenseCurvature, DiagonalCurvature, EigenCurvature, KroneckerCurvature
@@ -637,6 +639,39 @@ def test_a_wrong_rule_is_noticed_and_left_unused(registered: None) -> None:
     assert posterior.linearised.rest.names == ("0.weight", "0.bias")
     assert_close(posterior.curvature.to_dense(), without.curvature.to_dense(), RTOL)
     assert_close(truth.fit(structure="full").curvature.to_dense(), truth.H, RTOL)
+
+
+class Distorted(ScaledRule):
+    """Factors that are right but for their order."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.change = change
+
+    def blocks(self, *args: Any) -> list[FactorBlock]:
+        (block,) = super().blocks(*args)
+        return [replace(block, g=self.change(block.g))]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda g: g.flip(0),
+        lambda g: torch.cat([g[:-1], -g[-1:]]),
+        lambda g: g.flip(1),
+        lambda g: g.flip(4),
+        lambda g: torch.cat([g[..., :-2], g[..., -2:].flip(-1)], -1),
+    ],
+    ids=["data", "last datum", "columns", "outputs", "two outputs"],
+)
+def test_every_mistake_is_noticed_in_a_large_layer_too(registered: None, change: Callable[[Tensor], Tensor]) -> None:
+    model = nn.Sequential(Scaled(300, 250), nn.Tanh(), nn.Linear(250, 3))  # more weights than are drawn at random
+    X, y = torch.randn(6, 300), torch.arange(6) % 3
+    register_rule(ScaledRule())
+    assert lw.fit(model, [(X, y)], "classification", structure="diag").linearised.rest.names == ()
+    register_rule(Distorted(change))
+    wrong = lw.fit(model, [(X, y)], "classification", structure="diag")
+    assert wrong.linearised.rest.names == ("0.weight", "0.bias")
 
 
 def test_only_rules_can_be_registered(registered: None) -> None:

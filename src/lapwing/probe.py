@@ -2,7 +2,8 @@
 
 Three rows of data go through the network together and one by one, at randomly shifted weights (so that zero
 initialisations and dead units hide nothing). What the shortcuts say must equal what plain reverse mode says of
-each datum alone; a tensor for which it does not is handed to plain reverse mode.
+each datum alone, for a random combination of its outputs; a tensor for which it does not is handed to plain reverse
+mode.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ from torch import nn
 from lapwing._types import Float, Tensor
 from lapwing.data import ModelInput
 from lapwing.errors import InputError, LapwingError, ModelError
-from lapwing.jacobian import Block, OutputBlock, RowSizes
+from lapwing.jacobian import Block, FactorBlock, OutputBlock, RowSizes
 from lapwing.layers import (
     Calls,
     OutputLayer,
@@ -29,12 +30,15 @@ from lapwing.layers import (
     rule_for,
     ruled_modules,
 )
-from lapwing.linearise import Linearised, Network, check_outputs, pull_back, vectorised_rows, with_images_in
+from lapwing.linearise import Linearised, Network, Trace, check_outputs, pull_back, vectorised_rows, with_images_in
 from lapwing.params import ParamLayout, of_module
 from lapwing.sandbox import borrowed
 
 _N = 3  # an odd number of rows that rarely equals a sequence length; equality would still be caught by the numbers
 
+_PERIOD = 65_537  # a prime: no axis of a tensor comes round with it
+
+T = TypeVar("T", int, Tensor)
 LayoutChoice = Callable[[nn.Module, ModelInput], ParamLayout]
 
 
@@ -47,16 +51,15 @@ def linearise(model: nn.Module, choose: LayoutChoice, x: ModelInput) -> Linearis
     plain = Linearised(
         network, layout, _datum_shape(network, few), {}, vectorised=False, sizes=RowSizes(layout.p, layout.p)
     )
-    _check_rows_independent(plain, few)
     with borrowed(model):
         shifted, directions = _shifted(plain)
         truth = _true_projections(shifted, few, directions)
-        shifted, blocks = _agreeing_blocks(shifted, few, truth)
+        shifted, agreed = _agreeing_blocks(shifted, few, truth)
+        blocks, last = agreed.blocks, agreed.last
         with_rules = replace(shifted, ruled={path: model.get_submodule(path) for path in blocks})
         vectorised = bool(with_rules.rest.names) and _vectorised_agrees(with_rules, few, truth)
-        last, implicit = _output_layer(with_rules, few, truth)
-    if last is not None and implicit is not None and set(blocks) == {last}:
-        blocks = {last: [implicit]}
+    if last is not None and agreed.implicit is not None and set(blocks) == {last}:
+        blocks = {last: [agreed.implicit]}
     sizes = RowSizes.of([block for some in blocks.values() for block in some], layout.p)
     sizes = replace(sizes, factored=sizes.factored + with_rules.rest.p)
     if asked.selection is not None:  # the factors of whole layers, and the columns taken out of them
@@ -100,38 +103,19 @@ def _datum_shape(network: Network, few: ModelInput) -> tuple[int, ...]:
         return check_outputs(network(few, {}), few.n)
 
 
-def _check_rows_independent(linearised: Linearised, few: ModelInput) -> None:
-    """f of a datum must not depend on its neighbours in the batch, or it has no Jacobian of its own."""
-    together = linearised.outputs(few)
-    try:
-        alone = torch.cat([linearised.outputs(few.rows(slice(i, i + 1))) for i in range(few.n)])
-    except ModelError as error:
-        raise InputError(
-            f"The model takes {few.n} rows but not one alone, so rows depend on the other rows in the batch: {error} "
-            "Usual cause: BatchNorm with track_running_stats=False."
-        ) from error.__cause__
-    worst = float((together - alone).abs().max())
-    scale = float(alone.abs().max()) + 1e-6
-    if worst > 50 * _tolerance(together.dtype) * scale:
-        raise InputError(
-            f"The model's output for a datum changes by {worst:.3g} (of {scale:.3g}) when other rows are in the batch, "
-            "even in eval mode, so error bars per datum are not defined. Usual causes: BatchNorm with "
-            "track_running_stats=False, or a batch axis that is not the first."
-        )
-
-
 @dataclass(frozen=True, eq=False)
 class Projections:
-    """What plain reverse mode says of three data, two random combinations of outputs each.
+    """What plain reverse mode says of three data, for a random combination of outputs each.
 
     Rows of J are compared through their products with one random direction per tensor: two different rows agree
-    there by chance only, and nothing of the size of all rows is kept.
+    there by chance only, and nothing of the size of all rows is kept. Shortcuts are asked for two combinations at once,
+    as a fit asks for several; neighbours are compared in different ones.
     """
 
     directions: Mapping[str, Tensor]
     cotangents: Float[Tensor, "n k 2"]
-    values: Mapping[str, Float[Tensor, "n 2"]]
-    norms: Mapping[str, Float[Tensor, "n 2"]]
+    values: Mapping[str, Float[Tensor, " n"]]
+    norms: Mapping[str, Float[Tensor, " n"]]
 
     def agree(self, name: str, found: Float[Tensor, "n 2"], beside: Sequence[str] = ()) -> bool:
         """Up to the tensor's own size, and the rounding of those beside it in the same module.
@@ -142,7 +126,12 @@ class Projections:
         rounding = sum((self.norms[other] for other in beside), torch.full_like(self.norms[name], 1e-30))
         slack = min(100 * torch.finfo(dtype).eps, _tolerance(dtype) / 10)  # in half precision eps is large
         allowed = _tolerance(dtype) * self.norms[name] + slack * rounding
-        return bool(((found.double() - self.values[name]).abs() <= allowed).all())
+        data = torch.arange(len(found))
+        return bool(((found[data, _column(data)].double() - self.values[name]).abs() <= allowed).all())
+
+
+def _column(datum: T) -> T:
+    return datum % 2
 
 
 def _shifted(linearised: Linearised) -> tuple[Linearised, dict[str, Tensor]]:
@@ -151,29 +140,59 @@ def _shifted(linearised: Linearised) -> tuple[Linearised, dict[str, Tensor]]:
     tensors, directions = dict(linearised.network.tensors), {}
     for name in linearised.layout.names:
         old = tensors[name]
-        uniform = torch.empty(old.shape, dtype=torch.float32).uniform_(-1.7, 1.7, generator=generator)
-        directions[name] = uniform.to(old)  # of unit variance
+        directions[name] = _random(old.numel(), generator).reshape(old.shape).to(old)
         size = float(old.float().norm()) / old.numel() ** 0.5
         tensors[name] = torch.add(old, directions[name], alpha=0.1 * (size + 0.1))
     return replace(linearised, network=replace(linearised.network, tensors=tensors)), directions
 
 
+def _random(size: int, generator: torch.Generator) -> Float[Tensor, " _"]:
+    """Numbers of unit variance. Many repeat themselves: drawing all would take longer than a forward pass."""
+    drawn = torch.empty(min(size, _PERIOD), dtype=torch.float32).uniform_(-1.7, 1.7, generator=generator)
+    return drawn.repeat(-(-size // _PERIOD))[:size] if size > _PERIOD else drawn
+
+
 def _true_projections(linearised: Linearised, few: ModelInput, directions: dict[str, Tensor]) -> Projections:
-    generator = torch.Generator().manual_seed(1)
-    cotangents = torch.randn(few.n, linearised.k, 2, generator=generator, dtype=torch.float64)
-    cotangents = cotangents.to(linearised.network.device, linearised.outputs(few).dtype)
-    leaves = {name: linearised.network.tensors[name].detach().requires_grad_() for name in linearised.layout.names}
     names = linearised.layout.names
-    values, norms = (torch.zeros(len(names), few.n, 2, dtype=torch.float64) for _ in range(2))
+    with torch.no_grad():
+        together = linearised.flat(linearised.network(few, {}), few.n)
+    generator = torch.Generator().manual_seed(1)
+    cotangents = torch.randn(few.n, linearised.k, 2, generator=generator, dtype=torch.float64).to(together)
+    leaves = {name: linearised.network.tensors[name].detach().requires_grad_() for name in names}
+    values, norms = (torch.zeros(len(names), few.n, dtype=torch.float64) for _ in range(2))
+    alone = torch.empty_like(together)
     for i in range(few.n):
-        f = linearised.flat(linearised.network(few.rows(slice(i, i + 1)), leaves), 1)[0]
-        for c in range(2):
-            for k, row in enumerate(pull_back(f, list(leaves.values()), cotangents[i, :, c])):
-                values[k, i, c] = _product(row, directions[names[k]])
-                norms[k, i, c] = float(row.norm())
+        f = _output_alone(linearised, few, i, leaves)
+        alone[i] = f.detach()
+        for k, row in enumerate(pull_back(f, list(leaves.values()), cotangents[i, :, _column(i)])):
+            values[k, i] = _product(row, directions[names[k]])
+            norms[k, i] = float(row.norm())
+    _check_rows_independent(together, alone)
     return Projections(
         directions, cotangents, dict(zip(names, values, strict=True)), dict(zip(names, norms, strict=True))
     )
+
+
+def _output_alone(linearised: Linearised, few: ModelInput, i: int, leaves: Mapping[str, Tensor]) -> Float[Tensor, " k"]:
+    try:
+        return linearised.flat(linearised.network(few.rows(slice(i, i + 1)), leaves), 1)[0]
+    except ModelError as error:
+        raise InputError(
+            f"The model takes {few.n} rows but not one alone, so rows depend on the other rows in the batch: {error} "
+            "Usual cause: BatchNorm with track_running_stats=False."
+        ) from error.__cause__
+
+
+def _check_rows_independent(together: Float[Tensor, "n k"], alone: Float[Tensor, "n k"]) -> None:
+    """f of a datum must not depend on its neighbours in the batch, or it has no Jacobian of its own."""
+    worst = float((together - alone).abs().max())
+    scale = float(alone.abs().max()) + 1e-6
+    if worst > 50 * _tolerance(together.dtype) * scale:
+        raise InputError(
+            f"The model's output for a datum changes by {worst:.3g} (of {scale:.3g}) when other rows are in the batch, "
+            "even in eval mode, so error bars per datum are not defined. Usual causes: BatchNorm with "
+            "track_running_stats=False, or a batch axis that is not the first."
+        )
 
 
 def _product(row: Tensor, direction: Tensor) -> float:
@@ -182,32 +201,40 @@ def _product(row: Tensor, direction: Tensor) -> float:
     return float(torch.dot(row.reshape(-1), direction.reshape(-1)))
 
 
-def _agreeing_blocks(
-    linearised: Linearised, few: ModelInput, truth: Projections
-) -> tuple[Linearised, dict[str, list[Block]]]:
-    """By module path, the captured blocks that reproduce the true rows of every datum; and how images are laid out.
+@dataclass(frozen=True, eq=False)
+class Agreed:
+    """By module path, the captured blocks that reproduce the true rows of every datum.
+
+    Also the layer among them whose output is f, and its block if that can leave the identity implicit.
+    """
+
+    blocks: dict[str, list[Block]]
+    last: str | None = None
+    implicit: OutputBlock | None = None
+
+
+def _agreeing_blocks(linearised: Linearised, few: ModelInput, truth: Projections) -> tuple[Linearised, Agreed]:
+    """The captured blocks to use, and how images are laid out.
 
     With channels last in memory, convolutions and their blocks are faster, but not every model can be run so: one that
     calls `.view` on a feature map cannot. So both are tried, and it is taken if it loses no block.
     """
     candidates = _faithful(linearised, few)
-    channels_last: dict[str, list[Block]] = {}
+    channels_last = Agreed({})
     if any(isinstance(module, nn.Conv2d) for module in candidates.values()):
         other = replace(linearised, layout_of_images=torch.channels_last)
         with suppress(RuntimeError, LapwingError):
             linearised.network(with_images_in(few, torch.channels_last), {})  # refuses what a trace would work around
             channels_last = _agreeing(other, few, truth, candidates)
-        if channels_last.keys() == candidates.keys():
+        if channels_last.blocks.keys() == candidates.keys():
             return other, channels_last
-    blocks = _agreeing(linearised, few, truth, candidates)
-    if channels_last and channels_last.keys() >= blocks.keys():
+    agreed = _agreeing(linearised, few, truth, candidates)
+    if channels_last.blocks and channels_last.blocks.keys() >= agreed.blocks.keys():
         return other, channels_last
-    return linearised, blocks
+    return linearised, agreed
 
 
-def _agreeing(
-    linearised: Linearised, few: ModelInput, truth: Projections, candidates: dict[str, nn.Module]
-) -> dict[str, list[Block]]:
+def _agreeing(linearised: Linearised, few: ModelInput, truth: Projections, candidates: dict[str, nn.Module]) -> Agreed:
     layout = linearised.layout
     agreeing = {}
     with replace(linearised, ruled=candidates).trace(few) as trace:
@@ -217,25 +244,26 @@ def _agreeing(
             names = layout.modules[path]
             if all(truth.agree(n, _projected(blocks, layout, n, truth), names) for n in names):
                 agreeing[path] = blocks
-    if any(isinstance(calls.rule, RewrittenRule) for path, calls in trace.calls.items() if path not in agreeing):
-        # Without a rewritten forward its maps are no longer seen: look again at what is left.
-        return _agreeing(linearised, few, truth, {path: candidates[path] for path in agreeing})
-    return agreeing
+        unseen = {path: calls for path, calls in trace.calls.items() if path not in agreeing}
+        if not any(isinstance(calls.rule, RewrittenRule) for calls in unseen.values()):
+            return Agreed(agreeing, *_output_layer(trace, agreeing, truth))
+    # Without a rewritten forward its maps are no longer seen: look again at what is left.
+    return _agreeing(linearised, few, truth, {path: candidates[path] for path in agreeing})
 
 
 def _output_layer(
-    linearised: Linearised, few: ModelInput, truth: Projections
+    trace: Trace, agreeing: Mapping[str, list[Block]], truth: Projections
 ) -> tuple[str, OutputBlock | None] | tuple[None, None]:
     """The layer whose output is f, and its block if that can leave the identity implicit.
 
     Equal values are not enough (a hook may change gradients): the cotangents must come back as they are.
     """
-    with linearised.trace(few) as trace:
-        for path, calls in trace.calls.items():
-            layer = OutputLayer.of(calls, places(linearised.layout, path), trace.f)
-            if layer is not None and all(_returned(trace.f, calls.outputs, u) for u in truth.cotangents.unbind(-1)):
-                found = replace(trace, last=layer)
-                return path, found.output_block(torch.arange(linearised.k, device=trace.f.device))
+    for path in agreeing:
+        calls = trace.calls[path]
+        layer = OutputLayer.of(calls, places(trace.linearised.layout, path), trace.f)
+        if layer is not None and all(_returned(trace.f, calls.outputs, u) for u in truth.cotangents.unbind(-1)):
+            found = replace(trace, last=layer)
+            return path, found.output_block(torch.arange(trace.linearised.k, device=trace.f.device))
     return None, None
 
 
@@ -279,9 +307,10 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 
 def _projected(blocks: list[Block], layout: ParamLayout, name: str, truth: Projections) -> Float[Tensor, "n 2"]:
     """The product of a module's rows with the direction of one of its tensors."""
-    direction = truth.directions[name].reshape(1, -1).double()
-    parts = [part for block in blocks if (part := block.within(layout[name])) is not None]
-    return torch.stack([part.shifted(-layout[name].start).mv(direction)[0] for part in parts]).sum(0)
+    direction, start = truth.directions[name].reshape(1, -1), layout[name].start
+    parts = [part.shifted(-start) for block in blocks if (part := block.within(layout[name])) is not None]
+    products = [part.mv(direction if isinstance(part, FactorBlock) else direction.double())[0] for part in parts]
+    return torch.stack(products).sum(0)
 
 
 def _divides(calls: Calls, n: int) -> bool:
