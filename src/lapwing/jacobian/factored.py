@@ -21,6 +21,7 @@ from lapwing.linalg import GramSum
 from lapwing.operators import Arrangement, GroupedDiagonal
 
 _CACHED_FLOATS = 1 << 18
+_SQUARED_FLOATS = 1 << 20  # of products that are summed at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,11 +145,10 @@ class FactorBlock(Block):
     def sum_squares(self) -> tuple[Float[Tensor, " _"], ...]:
         if self.one_position:
             squares = torch.einsum("nqo,nqi->qoi", (self.g[:, :, 0] ** 2).sum(1), self.a[:, 0] ** 2)
-        else:
-            # One output at a time: positions add up before squaring, so a data × weights array is needed, not more.
-            each = (replace(self, g=self.g[:, [c]], inputs=Given(self.a)) for c in range(self.g.shape[1]))
-            squares = summed(block.matrices().square_().sum((0, 1)) for block in each)
-        return self.arrangement.flat_parts(squares.double())
+            return self.arrangement.flat_parts(squares.double())
+        # The weight apart from the bias: products of an even width are faster.
+        parts = [part for s in self.slices if isinstance(part := self.within(s), FactorBlock)]
+        return tuple(flat for part in parts for flat in part.arrangement.flat_parts(part._squared_products().double()))
 
     def totals(self) -> tuple[Float[Tensor, " _"], ...]:
         """Σ over all rows, in the model's dtype."""
@@ -192,10 +192,19 @@ class FactorBlock(Block):
         formed = "a" in vars(self)  # then not again
         return replace(self, g=self.g[data], inputs=Given(self.a[data]) if formed else self.inputs.at(data))
 
-    def _tiles(self) -> Iterator[tuple[slice, slice]]:
+    def _squared_products(self) -> Float[Tensor, "q o i"]:
+        """Σ_nc (Σ_t g_t a_tᵀ)²: positions add up before squaring, so some data × weights are needed at a time."""
+        q, o = self.g.shape[3:]
+        dtype = torch.promote_types(self.dtype, torch.float32)
+        total = torch.zeros(q, o, self.arrangement.i, dtype=dtype, device=self.device)
+        for data, outputs in self._tiles(_SQUARED_FLOATS):
+            total[:, outputs] += self._tile(data, outputs).matrices().square_().sum((0, 1))
+        return total
+
+    def _tiles(self, floats: int = _CACHED_FLOATS) -> Iterator[tuple[slice, slice]]:
         """Data and outputs of a map, of so many at a time that Σ_t g_t a_tᵀ stays in the processor's cache."""
         n, c, _, q, o = self.g.shape
-        at_once = max(1, _CACHED_FLOATS // max(1, c * q * self.arrangement.i))
+        at_once = max(1, floats // max(1, c * q * self.arrangement.i))
         for start in range(0, n, max(1, at_once // o)):
             for first in range(0, o, at_once):
                 yield slice(start, start + max(1, at_once // o)), slice(first, first + at_once)
