@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -19,14 +20,88 @@ from lapwing.operators import (
     DenseCurvature,
     DensePrecision,
     DiagonalCurvature,
+    DiagonalPrecision,
     LowRankCurvature,
-    LowRankPrecision,
     Precision,
 )
 from lapwing.refinement.model import LinearModel, as_rows
 
-_MOST_SOLVED = 6_000  # weights or outputs, whichever are fewer, of systems that are solved by factorisation
+_MOST_SOLVED = 8_000  # weights or outputs, whichever are fewer, of systems that are solved by factorisation
 _MOST_PRODUCTS, _SOLVED_TO = 200, 1e-6
+
+
+class Factor(ABC):
+    """A precision P that is ready to be solved with."""
+
+    @abstractmethod
+    def solve(self, v: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
+        """P⁻¹ v."""
+
+    @abstractmethod
+    def log_det_ratio(self) -> Scalar:
+        """log det P − log det P₀."""
+
+    @abstractmethod
+    def term_covariances(self) -> Float[Tensor, "m c c"]:
+        """V = J P⁻¹ Jᵀ of every likelihood term."""
+
+
+@dataclass(frozen=True, eq=False)
+class WeightFactor(Factor):
+    """In weight space, by the operator."""
+
+    model: LinearModel
+    precision: DensePrecision | DiagonalPrecision
+
+    def solve(self, v: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
+        return self.precision.solve(v)
+
+    def log_det_ratio(self) -> Scalar:
+        P = self.precision  # its Cholesky factor is there already; `logdet` may look for eigenvalues
+        whole = 2 * P.factor.diagonal().log().sum() if isinstance(P, DensePrecision) else P.logdet()
+        return whole - self.model.prior.P0.logdet()
+
+    def term_covariances(self) -> Float[Tensor, "m c c"]:
+        model = self.model
+        return torch.cat([self.precision.inv_quad(as_rows(model.J[some])) for some in model.pieces()])
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionFactor(Factor):
+    """In function space: B = I + Sᵀ K S with K = J P₀⁻¹ Jᵀ, which is formed once for all S.
+
+    P⁻¹ = D − D Jᵀ S B⁻¹ Sᵀ J D with D = P₀⁻¹, log det P P₀⁻¹ = log det B, V = K − K S B⁻¹ Sᵀ K.
+    """
+
+    model: LinearModel
+    S: Float[Tensor, "m c k"]
+
+    @cached_property
+    def _KS(self) -> Float[Tensor, "mc mk"]:
+        m, c, k = self.S.shape
+        K = self.model.kernel
+        return torch.einsum("amc,mck->amk", K.reshape(m * c, m, c), self.S).reshape(m * c, m * k)
+
+    @cached_property
+    def _L(self) -> Float[Tensor, "mk mk"]:
+        m, c, k = self.S.shape
+        B = torch.einsum("mck,mcb->mkb", self.S, self._KS.reshape(m, c, m * k)).reshape(m * k, m * k)
+        return torch.linalg.cholesky(B + torch.eye(m * k, dtype=B.dtype, device=B.device))
+
+    def solve(self, v: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
+        model, u = self.model, v / self.model.prior.P0.diagonal
+        inner = torch.einsum("mck,mc->mk", self.S, model.pushed(u)).reshape(-1, 1)
+        inner = torch.cholesky_solve(inner, self._L).reshape(len(self.S), -1)
+        return u - model.pulled(torch.einsum("mck,mk->mc", self.S, inner)) / model.prior.P0.diagonal
+
+    def log_det_ratio(self) -> Scalar:
+        return 2 * self._L.diagonal().log().sum()
+
+    def term_covariances(self) -> Float[Tensor, "m c c"]:
+        m, c, _ = self.S.shape
+        W = torch.linalg.solve_triangular(self._L, self._KS.T, upper=False).reshape(-1, m, c)
+        K = torch.einsum("mcmd->mcd", self.model.kernel.reshape(m, c, m, c))
+        return K - torch.einsum("rmc,rmd->mcd", W, W)
 
 
 class Covariance(ABC):
@@ -39,22 +114,22 @@ class Covariance(ABC):
         """Refuse what is too large, in words."""
 
     @abstractmethod
-    def precision(self, model: LinearModel, curvature: Float[Tensor, "m c c"]) -> Precision: ...
+    def precision(self, model: LinearModel, curvature: Float[Tensor, "m c c"]) -> Precision:
+        """Jᵀ Λ̃ J + P₀, as an operator that weights can be drawn with."""
 
     @abstractmethod
-    def log_det_ratio(self, precision: Precision, model: LinearModel) -> Scalar:
-        """log det P − log det P₀."""
+    def factor(self, model: LinearModel, curvature: Float[Tensor, "m c c"]) -> Factor: ...
 
     @abstractmethod
     def step(
-        self, model: LinearModel, curvature: Float[Tensor, "m c c"], precision: Precision, g: Float[Tensor, " p"]
+        self, model: LinearModel, curvature: Float[Tensor, "m c c"], factor: Factor, g: Float[Tensor, " p"]
     ) -> Float[Tensor, " p"]:
         """(Jᵀ Λ̃ J + P₀)⁻¹ g: where the mean goes. The whole matrix, whichever entries the covariance keeps."""
 
 
 @dataclass(frozen=True)
 class FullCovariance(Covariance):
-    """Every entry, through the rows SᵀJ where they are fewer than the weights."""
+    """Every entry; in function space where there are fewer outputs than weights."""
 
     structure = Full()
 
@@ -67,17 +142,21 @@ class FullCovariance(Covariance):
             )
 
     def precision(self, model: LinearModel, curvature: Float[Tensor, "m c c"]) -> Precision:
-        return whole_precision(model, root_of(model, curvature))
+        S = root_of(model, curvature)
+        if model.n_outputs < model.p:
+            return LowRankCurvature.of(as_rows(S.mT @ model.J)).plus(model.prior.P0)
+        return _dense_precision(model, S)
 
-    def log_det_ratio(self, precision: Precision, model: LinearModel) -> Scalar:
-        assert isinstance(precision, DensePrecision | LowRankPrecision)
-        whole = 2 * precision.factor.diagonal().log().sum()
-        return whole if isinstance(precision, LowRankPrecision) else whole - model.prior.P0.logdet()
+    def factor(self, model: LinearModel, curvature: Float[Tensor, "m c c"]) -> Factor:
+        S = root_of(model, curvature)
+        if model.n_outputs < model.p:
+            return FunctionFactor(model, S)
+        return WeightFactor(model, _dense_precision(model, S))
 
     def step(
-        self, model: LinearModel, curvature: Float[Tensor, "m c c"], precision: Precision, g: Float[Tensor, " p"]
+        self, model: LinearModel, curvature: Float[Tensor, "m c c"], factor: Factor, g: Float[Tensor, " p"]
     ) -> Float[Tensor, " p"]:
-        return precision.solve(g)
+        return factor.solve(g)
 
 
 @dataclass(frozen=True)
@@ -89,28 +168,25 @@ class DiagonalCovariance(Covariance):
     def check(self, model: LinearModel) -> None:
         pass
 
-    def precision(self, model: LinearModel, curvature: Float[Tensor, "m c c"]) -> Precision:
+    def precision(self, model: LinearModel, curvature: Float[Tensor, "m c c"]) -> DiagonalPrecision:
         S, entries = root_of(model, curvature), torch.zeros(model.p, dtype=torch.float64, device=model.J.device)
         for some in model.pieces():
             entries += (model.turned(S, some) ** 2).sum(0)
         return DiagonalCurvature(entries).plus(model.prior.P0)
 
-    def log_det_ratio(self, precision: Precision, model: LinearModel) -> Scalar:
-        return precision.logdet() - model.prior.P0.logdet()
+    def factor(self, model: LinearModel, curvature: Float[Tensor, "m c c"]) -> Factor:
+        return WeightFactor(model, self.precision(model, curvature))
 
     def step(
-        self, model: LinearModel, curvature: Float[Tensor, "m c c"], precision: Precision, g: Float[Tensor, " p"]
+        self, model: LinearModel, curvature: Float[Tensor, "m c c"], factor: Factor, g: Float[Tensor, " p"]
     ) -> Float[Tensor, " p"]:
         if _smaller_side(model) <= _MOST_SOLVED // 4:
-            return whole_precision(model, root_of(model, curvature)).solve(g)
-        return _conjugate_gradients(model, curvature, precision, g)
+            return FullCovariance().factor(model, curvature).solve(g)
+        return _conjugate_gradients(model, curvature, factor, g)
 
 
-def whole_precision(model: LinearModel, S: Float[Tensor, "m c k"]) -> Precision:
+def _dense_precision(model: LinearModel, S: Float[Tensor, "m c k"]) -> DensePrecision:
     """Jᵀ S Sᵀ J + P₀."""
-    m, _, k = S.shape
-    if m * k < model.p:
-        return LowRankCurvature.of(as_rows(S.mT @ model.J)).plus(model.prior.P0)
     H = torch.zeros(model.p, model.p, dtype=torch.float64, device=model.J.device)
     for some in model.pieces():
         add_gram_(H, model.turned(S, some))
@@ -124,17 +200,12 @@ def root_of(model: LinearModel, curvature: Float[Tensor, "m c c"]) -> Float[Tens
     return S[..., 1:] if isinstance(model.likelihood, Categorical) else S
 
 
-def term_covariances(model: LinearModel, precision: Precision) -> Float[Tensor, "m c c"]:
-    """V = J P⁻¹ Jᵀ of every term."""
-    return torch.cat([precision.inv_quad(as_rows(model.J[some])) for some in model.pieces()])
-
-
 def _smaller_side(model: LinearModel) -> int:
     return min(model.p, model.n_outputs)
 
 
 def _conjugate_gradients(
-    model: LinearModel, curvature: Float[Tensor, "m c c"], preconditioner: Precision, g: Float[Tensor, " p"]
+    model: LinearModel, curvature: Float[Tensor, "m c c"], preconditioner: Factor, g: Float[Tensor, " p"]
 ) -> Float[Tensor, " p"]:
     """(Jᵀ Λ̃ J + P₀)⁻¹ g by products alone."""
     x, r = torch.zeros_like(g), g

@@ -19,7 +19,8 @@ from lapwing.likelihoods import Categorical, Gaussian, Likelihood
 from lapwing.likelihoods.output_curvature import Independent
 from lapwing.predictive.links import covariance_root, sobol_normal
 
-_MOST_NODES = {1: 4096, 2: 160, 3: 28}  # per axis, by the number of axes
+_MOST_NODES = {1: 4096, 2: 100, 3: 28}  # per axis, by the number of axes
+_MOST_ON_A_GRID = 3  # outputs of one term
 _REACH = 8.0  # deviations
 _HALF_DRAWS = 256
 _PIECE_FLOATS = 1 << 22
@@ -129,7 +130,7 @@ def expectation(likelihood: Likelihood, c: int, y: Tensor, *, generator: torch.G
     if _independent(likelihood, c, y):
         return Grid(1, _deviations)  # each output has its own term in the sum: one axis serves them all
     d, root = (c - 1, _difference_root) if isinstance(likelihood, Categorical) else (c, covariance_root)
-    if d in _MOST_NODES:
+    if c <= _MOST_ON_A_GRID:
         return Grid(d, root)
     z = sobol_normal(_HALF_DRAWS, d, generator=generator)
     z = torch.cat([z, -z])  # with mean zero, and then the identity as covariance: quadratics are exact

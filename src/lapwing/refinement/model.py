@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -84,6 +85,12 @@ class LinearModel:
     def scatter(self, theta: Float[Tensor, " p"]) -> Scalar:
         """(θ − m₀)ᵀ P₀ (θ − m₀)."""
         return (theta - self.prior.mean) @ self.pull(theta)
+
+    @cached_property
+    def kernel(self) -> Float[Tensor, "mc mc"]:
+        """J P₀⁻¹ Jᵀ: the prior's covariance of the outputs."""
+        half = self.rows * self.prior.P0.diagonal.rsqrt()
+        return half @ half.T
 
     # --- rows ---------------------------------------------------------------------------------------
 

@@ -84,8 +84,7 @@ def _hessian_factor(model: LinearModel, h: Float[Tensor, "m c"]) -> Float[Tensor
 
 def mode_in_functions(model: LinearModel, tolerance: Tolerance = TIGHT) -> Mode:
     """The same mode as θ_* = m₀ + P₀⁻¹ Jᵀ α, by `kernel_mode`. A step costs (N·C)³."""
-    half = model.rows * model.prior.P0.diagonal.rsqrt()
-    found = kernel_mode(half @ half.T, model.outputs(model.prior.mean.expand(model.p)), model, tolerance)
+    found = kernel_mode(model.kernel, model.outputs(model.prior.mean.expand(model.p)), model, tolerance)
     theta = model.prior.mean + model.pulled(found.alpha) / model.prior.P0.diagonal
     start = model.log_lik(model.f) - 0.5 * float(model.scatter(model.theta))
     return Mode(theta, (start, *found.path), found.converged)

@@ -20,13 +20,14 @@ class SampledSteps:
 
 def take_steps(family: Family, start: Belief, steps: SampledSteps, *, generator: torch.Generator) -> Climbed:
     """At a draw θ_s: Λ̃ ← (1 − ρ) Λ̃ + ρ κΛ(θ_s), then μ ← μ + ρ P⁻¹ (Jᵀ κr(θ_s) − P₀ (μ − m₀))."""
-    model, theta, curvature, precision = family.model, start.theta, start.curvature, start.precision
+    model, theta, curvature = family.model, start.theta, start.curvature
+    precision = family.covariance.precision(model, curvature)
     for _ in range(steps.n_steps):
         deviation = weight_deviations(precision, 1, generator=generator, device=theta.device)[0]
         h = model.outputs(theta + deviation)
         curvature = torch.lerp(curvature, model.hessian(h), steps.rho)
         precision = family.covariance.precision(model, curvature)
         theta = theta + steps.rho * precision.solve(model.pulled(model.residual(h)) - model.pull(theta))
-    end = family.belief(theta, curvature, precision)
+    end = family.belief(theta, curvature)
     largest = float(family.gradient(end).abs().max())
     return Climbed(end, (start.bound.total, end.bound.total), largest, False, steps.n_steps)

@@ -16,13 +16,12 @@ import torch
 
 from lapwing._types import Float, Tensor
 from lapwing.linear_model import Elbo
-from lapwing.operators import Precision
-from lapwing.refinement.covariances import Covariance, term_covariances
+from lapwing.refinement.covariances import Covariance, Factor
 from lapwing.refinement.expectations import Expectation, Moments
 from lapwing.refinement.model import LinearModel
 
 _SHORTEST = 1e-6
-_ROUNDING = 1e-9
+_ROUNDING, _SAMPLING = 1e-9, 1e-3  # errors of the bound, relative
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +30,8 @@ class Belief:
 
     theta: Float[Tensor, " p"]  # μ
     curvature: Float[Tensor, "m c c"]  # Λ̃
-    precision: Precision
+    factor: Factor
+    cov: Float[Tensor, "m c c"]  # V = J P⁻¹ Jᵀ
     moments: Moments
     bound: Elbo
 
@@ -44,19 +44,16 @@ class Family:
     covariance: Covariance
     expect: Expectation
 
-    def belief(
-        self, theta: Float[Tensor, " p"], curvature: Float[Tensor, "m c c"], precision: Precision | None = None
-    ) -> Belief:
-        model = self.model
-        if precision is None:
-            precision = self.covariance.precision(model, curvature)
-        V, kappa = term_covariances(model, precision), model.likelihood_scale
-        found = self.expect(model.likelihood, model.y, model.outputs(theta), V)
+    def belief(self, theta: Float[Tensor, " p"], curvature: Float[Tensor, "m c c"]) -> Belief:
+        return self._believed(theta, curvature, self.covariance.factor(self.model, curvature))
+
+    def _believed(self, theta: Float[Tensor, " p"], curvature: Float[Tensor, "m c c"], factor: Factor) -> Belief:
+        model, V = self.model, factor.term_covariances()
+        found, kappa = self.expect(model.likelihood, model.y, model.outputs(theta), V), model.likelihood_scale
         moments = Moments(kappa * found.log_lik, kappa * found.residual, kappa * found.hessian)
         # tr(P₀ P⁻¹) − P = −tr(P⁻¹ JᵀΛ̃J), so that KL = ½ (|μ − m₀|² + log det P P₀⁻¹ − Σ tr Λ̃ V)
-        ratio = self.covariance.log_det_ratio(precision, model)
-        kl = 0.5 * (model.scatter(theta) + ratio - (curvature * V).sum())
-        return Belief(theta, curvature, precision, moments, Elbo(float(moments.log_lik), float(kl)))
+        kl = 0.5 * (model.scatter(theta) + factor.log_det_ratio() - (curvature * V).sum())
+        return Belief(theta, curvature, factor, V, moments, Elbo(float(moments.log_lik), float(kl)))
 
     def gradient(self, belief: Belief) -> Float[Tensor, " p"]:
         """∂ELBO/∂μ = E[Jᵀ κr] − P₀ (μ − m₀)."""
@@ -65,9 +62,9 @@ class Family:
     def moved(self, belief: Belief, g: Float[Tensor, " p"], rho: float) -> Belief:
         """One natural-gradient step: the precision first, then the mean with it."""
         curvature = torch.lerp(belief.curvature, belief.moments.hessian, rho)
-        precision = self.covariance.precision(self.model, curvature)
-        step = self.covariance.step(self.model, curvature, precision, g)
-        return self.belief(belief.theta + rho * step, curvature, precision)
+        factor = self.covariance.factor(self.model, curvature)
+        step = self.covariance.step(self.model, curvature, factor, g)
+        return self._believed(belief.theta + rho * step, curvature, factor)
 
 
 @dataclass(frozen=True)
@@ -92,33 +89,35 @@ class Climbed:
 
 
 def climb(family: Family, start: Belief, ascent: Ascent) -> Climbed:
-    """Natural-gradient steps until mean and precision stand still."""
-    at, rho, path = start, ascent.longest, [start.bound.total]
+    """Natural-gradient steps until mean and precision stand still.
+
+    A step has to raise the bound. Where the bound falls by no more than its own error, steps have to come closer to
+    rest from then on: with expectations over points, rest and maximum are not quite the same.
+    """
+    at, rho, path, settling = start, ascent.longest, [start.bound.total], False
     while True:
         g = family.gradient(at)
-        largest, change = _distances(at, g)
+        largest, change = float(g.abs().max()), _change(at)
         converged = largest <= ascent.gradient and change <= ascent.curvature
         if converged or len(path) > ascent.most_steps or rho < _SHORTEST:
             return Climbed(at, tuple(path), largest, converged, len(path) - 1)
         new = family.moved(at, g, rho)
-        if _better(family, at, new, (largest, change)):
-            at, rho = new, min(ascent.longest, 1.5 * rho)
+        gain = new.bound.total - at.bound.total
+        error = _SAMPLING if family.expect.sampled else _ROUNDING
+        unsure = settling or -error * (1 + abs(at.bound.total)) <= gain < 0
+        if _distance(new, family.gradient(new)) < _distance(at, g) if unsure else gain >= 0:
+            at, rho, settling = new, min(ascent.longest, 1.5 * rho), unsure
             path.append(new.bound.total)
         else:
             rho /= 2
 
 
-def _distances(belief: Belief, g: Float[Tensor, " p"]) -> tuple[float, float]:
-    """The largest entry of the gradient, and of the change of Λ̃ that is still to come."""
-    change = (belief.moments.hessian - belief.curvature).abs().max() / belief.curvature.abs().max()
-    return float(g.abs().max()), float(change)
+def _change(belief: Belief) -> float:
+    """Of Λ̃, still to come; relative."""
+    return float((belief.moments.hessian - belief.curvature).abs().max() / belief.curvature.abs().max())
 
 
-def _better(family: Family, old: Belief, new: Belief, distances: tuple[float, float]) -> bool:
-    """A higher bound; or, where rounding or sampling decides, a point closer to rest."""
-    gain = new.bound.total - old.bound.total
-    if gain >= 0:
-        return True
-    if not family.expect.sampled and gain < -_ROUNDING * (1 + abs(old.bound.total)):
-        return False
-    return all(a <= b for a, b in zip(_distances(new, family.gradient(new)), distances, strict=True))
+def _distance(belief: Belief, g: Float[Tensor, " p"]) -> float:
+    """How far from rest, in the metric of q: gᵀ P⁻¹ g + ½ Σ tr (V (E[κΛ] − Λ̃))²."""
+    still = belief.cov @ (belief.moments.hessian - belief.curvature)
+    return float(g @ belief.factor.solve(g)) + 0.5 * float((still * still.mT).sum())
