@@ -38,6 +38,7 @@ ORDER = [
     {"tuning", "hessian", "comparison"},
     {"refinement"},
     {"storage"},
+    {"merging"},
     {"fit", "tune", "refine"},
     {"metrics"},
     {"bench"},

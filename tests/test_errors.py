@@ -191,7 +191,7 @@ class Row:
 
 
 VALUE, TYPE, SHAPE, STRUCTURE = lw.InputError, lw.InputTypeError, lw.ShapeError, lw.StructureError
-NUMBERS, MODEL = lw.NumericalError, lw.ModelError
+NUMBERS, MODEL, STORAGE = lw.NumericalError, lw.ModelError, lw.StorageError
 
 MODELS = [
     Row("text as model", three, lambda _: lw.fit("net", (X, LABELS), "classification"), TYPE, ("model", "nn.Module", "str")),
@@ -431,6 +431,19 @@ POSTERIORS = [
     Row("update with other labels", three, lambda m: classifier(m).updated([(X, LABELS), (X, LABELS + 1)]), VALUE, ("batch 1", "[0, 3)")),
     Row("update with nothing", three, lambda m: classifier(m).updated([]), VALUE, ("no batch",)),
     Row("update with a generator", three, lambda m: classifier(m).updated(b for b in TWO_BATCHES), TYPE, ("one-shot", "more_data")),
+    Row("remove everything", three, lambda m: classifier(m).downdated((X, LABELS)), VALUE, ("nothing would be left", "6 data")),
+    Row("remove what was not there", three, lambda m: classifier(m).downdated((9 * X[:5], LABELS[:5])), NUMBERS, ("positive semi-definite", "smallest eigenvalue", "Fit again")),
+    Row("remove a generator", three, lambda m: classifier(m).downdated(b for b in TWO_BATCHES), TYPE, ("one-shot", "data")),
+    Row("merge of one posterior", three, lambda m: lw.merge(classifier(m)), TYPE, ("list of posteriors", "Posterior")),
+    Row("merge of nothing", three, lambda m: lw.merge([]), VALUE, ("at least one",)),
+    Row("merge of models", three, lambda m: lw.merge([m, m]), TYPE, ("number 0", "Sequential")),
+    Row("merge of other priors", three, lambda m: lw.merge([classifier(m), classifier(m).with_prior(2.0)]), STRUCTURE, ("0 and 1", "prior is another")),
+    Row("save a model", three, lambda m: lw.save(m, "net.lapwing"), TYPE, ("save", "Posterior", "Sequential")),
+    Row("save to a number", three, lambda m: lw.save(classifier(m), 3), TYPE, ("save", "path", "int")),
+    Row("save into nowhere", three, lambda m: lw.save(classifier(m), "/no/such/directory/net.lapwing"), STORAGE, ("could not be written", "as it was")),
+    Row("load into a function", three, lambda m: lw.load("net.lapwing", m.forward), TYPE, ("load", "torch.nn.Module")),
+    Row("load nothing", three, lambda m: lw.load("/no/such/net.lapwing", m), STORAGE, ("cannot be read", "No such file")),
+    Row("load what is no posterior", three, lambda m: lw.load(__file__, m), STORAGE, ("test_errors.py", "header")),
     Row("update with other features", three, lambda m: classifier(m).updated((real(N, 3), LABELS)), MODEL, ("batch 0", "(6, 3)")),
     Row("posterior changed by hand", three, lambda m: setattr(classifier(m), "prior", 1.0), AttributeError, ("prior",)),
 ]  # fmt: skip

@@ -153,7 +153,7 @@ def test_rows_of_data_are_turned_before_they_are_written(path: Path) -> None:
     posterior = fitted("regression", "full", slice(0, 8))
     assert isinstance(posterior.estimate.parts[0], LowRankCurvature)
     loaded = again(posterior, path)
-    assert_close(posterior, loaded, 1e-10)
+    assert_close(posterior, loaded, 1e-10, but=set())
     rows = posterior.estimate.parts[0].root.rows.dense().reshape(-1, posterior.layout.p)
     for row in [*rows, *X[:8], *KINDS["regression"].targets[:8]]:
         assert row.contiguous().numpy().tobytes() not in path.read_bytes()

@@ -25,6 +25,7 @@ from lapwing.likelihoods import (
     Poisson,
     check_likelihood,
 )
+from lapwing.merging import merge
 from lapwing.planning import Plan
 from lapwing.posterior import Posterior
 from lapwing.predictive import Prediction
@@ -77,6 +78,7 @@ __all__ = [
     "exact_hessian",
     "fit",
     "load",
+    "merge",
     "plan",
     "prior",
     "refine",

@@ -11,10 +11,10 @@ import torch
 
 from lapwing import evidence, predictive, registry
 from lapwing._types import Float, Scalar, Tensor
-from lapwing.curvature import Ekfac, Estimate, Fisher, FitStatistics, Kron, Structure, estimate
+from lapwing.curvature import Ekfac, Estimate, Fisher, FitStatistics, Kron, Sampled, Structure, estimate
 from lapwing.data import Batches, ModelInput, as_batches, as_input
 from lapwing.diagnosis import NOISE_BOUNDS, PRECISION_BOUNDS, Diagnosis, Finding
-from lapwing.errors import InputTypeError, StructureError
+from lapwing.errors import InputTypeError, NumericalError, StructureError
 from lapwing.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Sites
 from lapwing.linear_model import Expansion, Refinement, in_fixed_order
 from lapwing.linearise import Linearised
@@ -395,9 +395,35 @@ class Posterior:
                 "updated: two EKFAC curvatures have eigenbases of their own and do not add up exactly. "
                 'Fit once on all the data, or use structure="kron".'
             )
+        more = self._estimated(as_batches(more_data, "more_data"), progress)
+        return self.with_estimate(self.estimate.joined([more]))
+
+    @plain_tensors()
+    def downdated(self, data: Any, *, progress: bool | None = None) -> Posterior:
+        """The posterior without some of its data: their curvature and statistics are taken out at the same weights.
+
+        Which data a posterior has seen is not known to it: what was not among them is refused only where the curvature
+        left over would not be positive semi-definite. An estimated noise level keeps its value.
+        """
+        self.check_unrefined("downdated")
+        if not self.structure.additive or isinstance(self.fisher, Sampled):
+            what = 'fisher="mc"' if self.structure.additive else f"{type(self.structure).__name__} curvature"
+            raise StructureError(f"downdated: with {what} data cannot be taken out exactly. Fit again without them.")
+        less = self._estimated(as_batches(data), progress)
+        left = self.estimate.without(less)
+        if isinstance(self.likelihood, Gaussian):
+            sse, _ = left.statistics.likelihood.chunk(2)
+            if bool((sse < -1e-9 * self.estimate.statistics.likelihood.chunk(2)[0]).any()):
+                raise NumericalError(
+                    "downdated: the squared errors left over would be negative, so these data were not all among those "
+                    "of the fit."
+                )
+        return self.with_estimate(left)
+
+    def _estimated(self, batches: Batches, progress: bool | None) -> Estimate:
+        """The curvature and statistics of other data, in the same structure at the same weights."""
         with random_state_kept():
-            batches = as_batches(more_data, "more_data")
-            more = estimate(
+            return estimate(
                 self.linearised,
                 self.likelihood,
                 passes_over(batches, self.likelihood, self.sites, self.structure, progress),
@@ -406,11 +432,13 @@ class Posterior:
                 fisher=self.fisher,
                 chunk_floats=self.chunk_floats,
             )
-        estimate_ = self.estimate + more
-        # The mode of all the data is not known before the next tune, unless the quadratic is exact.
+
+    def with_estimate(self, estimate: Estimate) -> Posterior:
+        """The same choices on the sums of other data."""
+        # The mode of other data is not known before the next tune, unless the quadratic is exact.
         follows = self.expansion is not None and self.expansion.follows
-        at = Expansion(self.linearised.theta, estimate_.statistics, follows=True) if follows else None
-        return replace(self, estimate=estimate_, expansion=at, source=None)
+        at = Expansion(self.linearised.theta, estimate.statistics, follows=True) if follows else None
+        return replace(self, estimate=estimate, expansion=at, source=None)
 
     def check_unrefined(self, what: str) -> None:
         """A refined mean and curvature belong to one prior, one likelihood and the data they were found with."""

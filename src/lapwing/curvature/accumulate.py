@@ -51,6 +51,7 @@ class Structure(ABC):
 
     adds_output: bool = False  # whether an output layer inferred alone is added without rows
     by_column: bool = False  # whether rows are added as fast one column of S at a time, in less memory
+    additive: bool = False  # whether the curvatures of two sets of data add up to that of both, exactly
     by_products: bool = False  # whether it comes from products with H, pass by pass, not from a sum over rows
 
     @property
@@ -86,6 +87,8 @@ class Structure(ABC):
 class Full(Structure):
     """Every entry of H: exact. Kept as rows while there are fewer rows than parameters, else as a matrix."""
 
+    additive = True
+
     def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
         return DenseSum(layout.p, device)
 
@@ -99,6 +102,8 @@ class Full(Structure):
 @dataclass(frozen=True)
 class Block(Structure):
     """One dense block per module: exact within a layer, nothing between layers."""
+
+    additive = True
 
     def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
         return _BlockSums(layout, device)
@@ -115,6 +120,7 @@ class Diag(Structure):
     """The diagonal of H only."""
 
     adds_output = True
+    additive = True
 
     def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
         return DiagonalSum(layout.p, device)

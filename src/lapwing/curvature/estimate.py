@@ -15,7 +15,7 @@ from lapwing.curvature.factors import Fisher
 from lapwing.curvature.gauss_newton import GaussNewton
 from lapwing.curvature.output_layer import OutputTerms
 from lapwing.data import ModelInput
-from lapwing.errors import located
+from lapwing.errors import InputError, located
 from lapwing.jacobian import FactorBlock, Jacobian
 from lapwing.likelihoods import Likelihood, Sites
 from lapwing.linearise import Linearised, Trace
@@ -32,8 +32,17 @@ class FitStatistics:
     likelihood: Float[Tensor, " d"]  # → Likelihood.log_lik
     gradients: Float[Tensor, "g p"]  # Σ_n J_nᵀ r_n, one row per dispersion part
 
-    def __add__(self, other: FitStatistics) -> FitStatistics:
-        return FitStatistics(self.n + other.n, self.likelihood + other.likelihood, self.gradients + other.gradients)
+    def joined(self, others: Sequence[FitStatistics]) -> FitStatistics:
+        total = self
+        for more in others:
+            likelihood, gradients = total.likelihood + more.likelihood, total.gradients + more.gradients
+            total = FitStatistics(total.n + more.n, likelihood, gradients)
+        return total
+
+    def without(self, less: FitStatistics) -> FitStatistics:
+        if less.n >= self.n:
+            raise InputError(f"{less.n} data were to be taken out of {self.n}; nothing would be left.")
+        return FitStatistics(self.n - less.n, self.likelihood - less.likelihood, self.gradients - less.gradients)
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,10 +52,17 @@ class Estimate:
     parts: tuple[Curvature, ...]
     statistics: FitStatistics
 
-    def __add__(self, other: Estimate) -> Estimate:
-        both = torch.ones(2, dtype=torch.float64)
-        parts = tuple(a.mixed([b], both) for a, b in zip(self.parts, other.parts, strict=True))
-        return Estimate(parts, self.statistics + other.statistics)
+    def joined(self, others: Sequence[Estimate]) -> Estimate:
+        """Of these data and the others' together: every sum over data adds, in this order."""
+        columns = zip(self.parts, *(other.parts for other in others), strict=True)
+        parts = tuple(first.joined(rest) for first, *rest in columns)
+        return Estimate(parts, self.statistics.joined([other.statistics for other in others]))
+
+    def without(self, less: Estimate) -> Estimate:
+        """Of these data less some of them."""
+        statistics = self.statistics.without(less.statistics)
+        parts = tuple(H.without(gone) for H, gone in zip(self.parts, less.parts, strict=True))
+        return Estimate(parts, statistics)
 
 
 @dataclass(frozen=True, eq=False)

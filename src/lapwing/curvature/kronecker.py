@@ -48,6 +48,7 @@ class Kron(Structure):
     bias: str = "joint"
     damping: str = "exact"
     adds_output = True
+    additive = True
     by_column = True
 
     def __post_init__(self) -> None:
@@ -68,6 +69,8 @@ class Kron(Structure):
 @dataclass(frozen=True)
 class Ekfac(Kron):
     """Kronecker eigenbases with the curvature along each axis measured in a second pass over the data."""
+
+    additive = False
 
     def second_pass(self, parts: Sequence[Curvature]) -> Sequence[Accumulator] | None:
         bases = _shared_bases(parts)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lapwing._types import Float, Scalar, Tensor
+from lapwing.errors import StructureError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -98,6 +99,14 @@ class Curvature(ABC):
     @abstractmethod
     def mixed(self, others: Sequence[Self], scales: Float[Tensor, " g"]) -> Curvature:
         """Σ_g c_g H_g over this curvature and the others, which came out of the same estimator."""
+
+    def joined(self, others: Sequence[Self]) -> Curvature:
+        """H of these data and of the others' together, where all were kept in the same structure."""
+        return self.mixed(others, torch.ones(1 + len(others), dtype=torch.float64))
+
+    def without(self, other: Self) -> Curvature:
+        """H of these data less that of some of them; refused where what is left is not positive semi-definite."""
+        raise StructureError(f"{type(self).__name__}: data cannot be taken out of this curvature exactly. Fit again.")
 
     @abstractmethod
     def plus(self, P0: GroupedDiagonal) -> Precision:

@@ -45,6 +45,14 @@ class BlockDiagonalCurvature(Curvature):
         columns = zip(self.blocks, *(other.blocks for other in others), strict=True)
         return BlockDiagonalCurvature(self.slices, tuple(first.mixed(rest, scales) for first, *rest in columns))
 
+    def joined(self, others: Sequence[BlockDiagonalCurvature]) -> BlockDiagonalCurvature:
+        columns = zip(self.blocks, *(other.blocks for other in others), strict=True)
+        return BlockDiagonalCurvature(self.slices, tuple(first.joined(rest) for first, *rest in columns))
+
+    def without(self, other: BlockDiagonalCurvature) -> BlockDiagonalCurvature:
+        pairs = zip(self.blocks, other.blocks, strict=True)
+        return BlockDiagonalCurvature(self.slices, tuple(H.without(less) for H, less in pairs))
+
     def plus(self, P0: GroupedDiagonal) -> BlockDiagonalPrecision:
         blocks = tuple(H.plus(P0.restricted(s)) for s, H in zip(self.slices, self.blocks, strict=True))
         return BlockDiagonalPrecision(self.slices, blocks)

@@ -27,6 +27,17 @@ def require_resolved(smallest: float, largest: float, p: int, P0: GroupedDiagona
     )
 
 
+def require_semidefinite(left: Float[Tensor, "*p"], whole: Float[Tensor, "*p"]) -> None:
+    """Eigenvalues left after some data were taken out: below zero by no more than the rounding of what was there."""
+    smallest, largest = float(left.min()), float(whole.max())
+    if smallest < -1e-9 * largest:
+        raise NumericalError(
+            f"Without these data the curvature would not be positive semi-definite: its smallest eigenvalue would be "
+            f"{smallest:.3g}, with {largest:.3g} the largest before. They were not all among the data of the fit, or "
+            "are taken out twice. Fit again without them."
+        )
+
+
 def smallest_eigenvalue(L: Float[Tensor, "p p"]) -> float:
     """Of L Lᵀ, from above and close: a few steps of inverse iteration, p² each."""
     if not len(L):

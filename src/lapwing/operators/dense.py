@@ -10,7 +10,7 @@ import torch
 
 from lapwing._types import Float, Scalar, Tensor
 from lapwing.operators.base import Curvature, Precision, Rows
-from lapwing.operators.conditioning import require_resolved, smallest_eigenvalue
+from lapwing.operators.conditioning import require_resolved, require_semidefinite, smallest_eigenvalue
 from lapwing.operators.coordinates import Coordinates
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
 
@@ -63,6 +63,11 @@ class DenseCurvature(Curvature):
     def mixed(self, others: Sequence[Curvature], scales: Float[Tensor, " g"]) -> DenseCurvature:
         parts = (self, *others)
         return DenseCurvature.of(reduce(torch.add, (c * H.to_dense() for c, H in zip(scales, parts, strict=True))))
+
+    def without(self, other: Curvature) -> DenseCurvature:
+        left = DenseCurvature.of(self.to_dense() - other.to_dense())
+        require_semidefinite(torch.linalg.eigvalsh(left.unit.entries), self.spectrum())
+        return left
 
     def plus(self, P0: GroupedDiagonal) -> DensePrecision:
         return DensePrecision(self, P0)

@@ -9,6 +9,7 @@ import torch
 
 from lapwing._types import Float, Scalar, Tensor
 from lapwing.operators.base import Curvature, Precision, Rows
+from lapwing.operators.conditioning import require_semidefinite
 from lapwing.operators.coordinates import Coordinates
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
 
@@ -37,6 +38,11 @@ class DiagonalCurvature(Curvature):
 
     def mixed(self, others: Sequence[DiagonalCurvature], scales: Float[Tensor, " g"]) -> DiagonalCurvature:
         return replace(self, entries=scales @ torch.stack([h.entries for h in (self, *others)]))
+
+    def without(self, other: DiagonalCurvature) -> DiagonalCurvature:
+        left = self.entries - other.entries
+        require_semidefinite(left, self.entries)
+        return replace(self, entries=left.clamp(min=0))  # below zero only by rounding
 
     def coordinates(self, P0: GroupedDiagonal) -> Coordinates:
         return Coordinates(self.entries, P0.index, lambda v: v)

@@ -14,9 +14,10 @@ from functools import cached_property
 import torch
 
 from lapwing._types import Float, Scalar, Tensor
-from lapwing.errors import StructureError
+from lapwing.errors import NumericalError, StructureError
 from lapwing.operators.arrangement import Arrangement
 from lapwing.operators.base import Curvature, Precision, Rows
+from lapwing.operators.conditioning import require_semidefinite
 from lapwing.operators.coordinates import Coordinates
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
 
@@ -173,6 +174,23 @@ class KroneckerCurvature(Curvature):
             A_sum = torch.stack([H.factors.A_sum for H in parts]).sum(0)
             factors = KroneckerFactors(A_sum, sum(H.factors.count for H in parts), B_sum)
         return replace(self, factors=factors, scale=torch.ones_like(self.scale))
+
+    def joined(self, others: Sequence[KroneckerCurvature]) -> KroneckerCurvature:
+        """Sums of other data, even where they happen to be equal to these."""
+        parts = (self, *others)
+        B_sum = torch.stack([H.scale * H.factors.B_sum for H in parts]).sum(0)
+        A_sum, count = torch.stack([H.factors.A_sum for H in parts]).sum(0), sum(H.factors.count for H in parts)
+        return replace(self, factors=KroneckerFactors(A_sum, count, B_sum), scale=torch.ones_like(self.scale))
+
+    def without(self, other: KroneckerCurvature) -> KroneckerCurvature:
+        count = self.factors.count - other.factors.count
+        if count <= 0:
+            raise NumericalError(f"Block '{self.name}': nothing would be left of its data.")
+        A_sum = self.factors.A_sum - other.factors.A_sum
+        B_sum = self.scale * self.factors.B_sum - other.scale * other.factors.B_sum
+        for left, whole in ((A_sum, self.factors.a * self.factors.count), (B_sum, self.scale * self.factors.b)):
+            require_semidefinite(torch.linalg.eigvalsh(left), whole)
+        return replace(self, factors=KroneckerFactors(A_sum, count, B_sum), scale=torch.ones_like(self.scale))
 
     def plus(self, P0: GroupedDiagonal) -> RotatedPrecision:
         delta = one_precision(P0, self.name)

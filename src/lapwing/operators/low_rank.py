@@ -13,6 +13,7 @@ from functools import cached_property
 import torch
 
 from lapwing._types import Float, Scalar, Tensor
+from lapwing.errors import StructureError
 from lapwing.linalg import semidefinite_eigenvalues
 from lapwing.operators.base import Curvature, Precision, Rows
 from lapwing.operators.conditioning import require_resolved, smallest_eigenvalue
@@ -22,6 +23,7 @@ from lapwing.operators.grouped_diagonal import GroupedDiagonal
 from lapwing.operators.written_rows import WrittenRows, written_out
 
 _MOST_DIFFERENCES, _LEAST_LEFT = 1024, 1e-7
+_MAX_DENSE = 5_000  # parameters
 _MAX_CACHED_GROUPS = 32  # beyond this the group kernels would outweigh the rows they save visiting
 
 
@@ -97,6 +99,15 @@ class LowRankCurvature(Curvature):
         parts = (self, *low_rank)
         each = [(c * part.scale).expand(part.rank) for c, part in zip(scales, parts, strict=True)]
         return LowRankCurvature(RootKernels(stacked([part.root.rows for part in parts])), torch.cat(each))
+
+    def without(self, other: Curvature) -> DenseCurvature:
+        if self.p > _MAX_DENSE:
+            raise StructureError(
+                f"The curvature is kept as {self.rank} rows of {self.p} parameters; to take data out of it the "
+                f"{self.p} × {self.p} matrix is formed, which is refused above {_MAX_DENSE} parameters. Fit again "
+                "without these data."
+            )
+        return DenseCurvature.of(self.to_dense()).without(other)
 
     def turned(self) -> LowRankCurvature:
         """The same H from rows that belong to no datum: Mᵀ C M = Nᵀ N = (Uᵀ N)ᵀ (Uᵀ N), N Nᵀ = U Λ Uᵀ."""
