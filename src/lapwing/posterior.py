@@ -338,7 +338,9 @@ class Posterior:
         Relative, so that rescaling a normalised layer moves them along; a group without curvature takes 1 for it.
         """
         P0 = self.prior.P0
-        mean = P0.group_sums(self.curvature.diagonal().detach()) / P0.sizes
+        H = self.curvature
+        sums = H.trace()[None] if P0.isotropic else P0.group_sums(H.diagonal())
+        mean = sums.detach() / P0.sizes
         mean = torch.where(mean > 0, mean, torch.ones_like(mean))
         return PRECISION_BOUNDS[0] * mean, PRECISION_BOUNDS[1] * mean
 

@@ -6,6 +6,7 @@ from lapwing.linalg.estimated import Estimated
 from lapwing.linalg.finite import all_finite
 from lapwing.linalg.gram import GramSum, Products
 from lapwing.linalg.lanczos import Applied, Krylov, apply_function, inverse_root, lanczos_quadrature
+from lapwing.linalg.log_grid import products_on_grid
 from lapwing.linalg.pivoted_cholesky import PartialCholesky, pivoted_cholesky, semidefinite_eigenvalues
 from lapwing.linalg.symmetric import add_gram_, mirror_
 from lapwing.linalg.trace import hutch_plus_plus, hutchinson, signs, trace
@@ -31,6 +32,7 @@ __all__ = [
     "leading_eigenpairs",
     "mirror_",
     "pivoted_cholesky",
+    "products_on_grid",
     "semidefinite_eigenvalues",
     "signs",
     "trace",

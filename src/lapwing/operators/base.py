@@ -92,6 +92,17 @@ class Curvature(ABC):
     def spectrum(self) -> Float[Tensor, " r"]:
         """Eigenvalues of H that may be nonzero (r ≤ P of them); computed once, shared by every `scaled`."""
 
+    def weighted_spectrum(self) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"]]:
+        """Values λ_k and weights w_k with Σ G(λ) = Σ_k w_k G(λ_k) over the eigenvalues, to rounding.
+
+        For functions that are smooth in log λ and zero at 0, as log(1 + λ/δ) and λ/(λ + δ) are.
+        """
+        values = self.spectrum()
+        return values, torch.ones_like(values)
+
+    def trace(self) -> Scalar:
+        return self.diagonal().sum()
+
     @abstractmethod
     def scaled(self, c: Scalar) -> Self:
         """c H, of the same structure."""

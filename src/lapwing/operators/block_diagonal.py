@@ -38,6 +38,13 @@ class BlockDiagonalCurvature(Curvature):
     def spectrum(self) -> Float[Tensor, " r"]:
         return torch.cat([H.spectrum() for H in self.blocks])
 
+    def weighted_spectrum(self) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"]]:
+        values, weights = zip(*(H.weighted_spectrum() for H in self.blocks), strict=True)
+        return torch.cat(values), torch.cat(weights)
+
+    def trace(self) -> Scalar:
+        return torch.stack([H.trace() for H in self.blocks]).sum()
+
     def scaled(self, c: Scalar) -> BlockDiagonalCurvature:
         return BlockDiagonalCurvature(self.slices, tuple(H.scaled(c) for H in self.blocks))
 

@@ -46,6 +46,8 @@ class GroupedDiagonal:
 
     def group_sums(self, v: Float[Tensor, " p"]) -> Float[Tensor, " g"]:
         """Σ of v over each group."""
+        if self.isotropic:
+            return v.sum()[None]
         return v.new_zeros(self.n_groups).index_add(0, self.index, v)
 
     def logdet(self) -> Scalar:

@@ -15,11 +15,14 @@ import torch
 
 from lapwing._types import Float, Scalar, Tensor
 from lapwing.errors import NumericalError, StructureError
+from lapwing.linalg import products_on_grid
 from lapwing.operators.arrangement import Arrangement
 from lapwing.operators.base import Curvature, Precision, Rows
 from lapwing.operators.conditioning import require_semidefinite
 from lapwing.operators.coordinates import Coordinates
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
+
+_MANY_PRODUCTS = 1 << 14  # eigenvalues of a map from which on their sums are convolutions
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,6 +163,17 @@ class KroneckerCurvature(Curvature):
 
     def spectrum(self) -> Float[Tensor, " p"]:
         return self.scale * (self.factors.b[:, :, None] * self.factors.a[:, None, :]).flatten()
+
+    def weighted_spectrum(self) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"]]:
+        a, b = self.factors.a, self.factors.b
+        if a.shape[1] * b.shape[1] < _MANY_PRODUCTS:
+            return super().weighted_spectrum()
+        values, weights = zip(*(products_on_grid(*maps) for maps in zip(a, b, strict=True)), strict=True)
+        return self.scale * torch.cat(values), torch.cat(weights)
+
+    def trace(self) -> Scalar:
+        b, a = (M.diagonal(dim1=-2, dim2=-1).sum(-1) for M in (self.factors.B_sum, self.factors.A_sum))
+        return self.scale * (b * a).sum() / self.factors.count
 
     def scaled(self, c: Scalar) -> KroneckerCurvature:
         return replace(self, scale=c * self.scale)

@@ -14,6 +14,7 @@ trained weights or at a mode found with data, x = 0. With γ the effective dimen
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import pi
@@ -70,21 +71,25 @@ class HeldTarget(Target):
 
     fit: Fit
     eigenvalues: tuple[Float[Tensor, " _"], ...]  # of H at unit dispersion, by group
+    weights: tuple[Float[Tensor, " _"], ...]  # how often each counts
     scatter: Float[Tensor, " g"]
 
     def value(self, u: Float[Tensor, " g"], w: Scalar) -> Scalar:
-        occam = [torch.log1p(values * (w - u_g).exp()).sum() for values, u_g in zip(self.eigenvalues, u, strict=True)]
+        occam = [n @ (values * (w - u_g).exp()).log1p() for values, n, u_g in self._groups(u)]
         return self.fit.value(w) - 0.5 * ((u.exp() * self.scatter).sum() + torch.stack(occam).sum())
 
     def derivatives(self, u: Float[Tensor, " g"], w: Scalar) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
         # q = c λ/(c λ + δ) = λ/(λ + δ/c)
-        qs = [values / (values + (u_g - w).exp()) for values, u_g in zip(self.eigenvalues, u, strict=True)]
-        gamma = torch.stack([q.sum() for q in qs])
-        t = gamma - torch.stack([q @ q for q in qs])
+        qs = [(values / (values + (u_g - w).exp()), n) for values, n, u_g in self._groups(u)]
+        gamma = torch.stack([n @ q for q, n in qs])
+        t = gamma - torch.stack([(n * q) @ q for q, n in qs])
         pull, misfit = u.exp() * self.scatter, 2 * self.fit.half_sse * w.exp()
         gradient_w = self.fit.half_count - 0.5 * (misfit + gamma.sum())
         gradient = torch.cat([0.5 * (gamma - pull), gradient_w[None]])
         return gradient, _bordered((-0.5 * (t + pull)).diag(), 0.5 * t, -0.5 * (t.sum() + misfit))
+
+    def _groups(self, u: Float[Tensor, " g"]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        return zip(self.eigenvalues, self.weights, u, strict=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,7 +250,8 @@ def target(posterior: Posterior) -> Target | None:
     theta = posterior.linearised.theta if at is None else at.theta
     t, scatter = theta - prior.mean, prior.scatter(theta)
     if held and prior.P0.isotropic:
-        return HeldTarget(fit, (part.spectrum(),), scatter)
+        values, weights = part.weighted_spectrum()
+        return HeldTarget(fit, (values,), (weights,), scatter)
     return _with_axes(posterior, fit, None if held else statistics.gradients[0], t, scatter)
 
 
@@ -253,7 +259,8 @@ def _with_axes(posterior: Posterior, fit: Fit, g: Tensor | None, t: Tensor, scat
     part, P0 = posterior.estimate.parts[0], posterior.prior.P0
     axes = part.coordinates(P0)
     if axes is not None and g is None:
-        return HeldTarget(fit, tuple(axes.eigenvalues[axes.index == i] for i in range(P0.n_groups)), scatter)
+        groups = tuple(axes.eigenvalues[axes.index == i] for i in range(P0.n_groups))
+        return HeldTarget(fit, groups, tuple(torch.ones_like(values) for values in groups), scatter)
     if axes is not None and g is not None:
         return SpectralTarget(fit, axes.eigenvalues, axes.index, axes.rotate(g), axes.rotate(t))
     if isinstance(part, LowRankCurvature) and g is None and not part.scale.ndim and P0.n_groups <= _MOST_KERNELS:
