@@ -1,15 +1,16 @@
 """E[log p(y | h)], E[r] and E[Λ] of every likelihood term under a Gaussian over its outputs, h ~ N(m, V).
 
-In closed form for a Gaussian likelihood; else as weighted sums over points h = m + R z with R Rᵀ = V: a grid where few
-outputs meet in one term, and beyond that one fixed set of quasi-random points for all terms and steps (common random
-numbers).
+In closed form for a Gaussian likelihood; else as weighted sums over points h = m + R z with R Rᵀ = V: on a line where
+outputs do not meet, on a grid where few of them do, and beyond that on one fixed set of quasi-random points for all
+terms and steps (common random numbers).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 
 import torch
@@ -34,9 +35,12 @@ class Moments:
     residual: Float[Tensor, "m c"]
     hessian: Float[Tensor, "m c c"]
 
+    def scaled(self, kappa: float) -> Moments:
+        return Moments(kappa * self.log_lik, kappa * self.residual, kappa * self.hessian)
+
 
 class Expectation(ABC):
-    sampled: bool  # whether the error of the rule is more than rounding
+    """A rule for the three expectations."""
 
     @abstractmethod
     def __call__(
@@ -48,8 +52,6 @@ class Expectation(ABC):
 class Quadratic(Expectation):
     """log p is quadratic in h, so Λ is constant and r is linear."""
 
-    sampled = False
-
     def __call__(
         self, likelihood: Likelihood, y: Tensor, mean: Float[Tensor, "m c"], cov: Float[Tensor, "m c c"]
     ) -> Moments:
@@ -59,68 +61,94 @@ class Quadratic(Expectation):
 
 
 @dataclass(frozen=True)
-class Grid(Expectation):
-    """The trapezoidal rule on a grid of z, which for analytic integrands is exact up to e^(−2πd/spacing).
-
-    d is how far from the real axis the log density is analytic: π for a sigmoid. Gauss–Hermite nodes have a fixed
-    spacing in standard deviations; here wide Gaussians get more nodes, and one axis as many as rounding asks for.
-    """
-
-    axes: int
-    root: Callable[[Tensor], Tensor]  # V (m, c, c) → R (m, c, axes)
-
-    @property
-    def sampled(self) -> bool:  # type: ignore[override]
-        return self.axes > 1  # where the number of nodes has to stop short
+class Line(Expectation):
+    """Outputs that do not meet: each has its own term in the sum, so that points may run along all of them at once."""
 
     def __call__(
         self, likelihood: Likelihood, y: Tensor, mean: Float[Tensor, "m c"], cov: Float[Tensor, "m c c"]
     ) -> Moments:
-        R = self.root(cov)
-        spread = float(R.norm(dim=-2).max())
-        spacing = min(0.5, 0.7 / spread) if self.axes == 1 else min(0.7, 1.0 / spread)
-        nodes = torch.linspace(
-            -_REACH, _REACH, min(_MOST_NODES[self.axes], 1 + ceil(2 * _REACH / spacing)), dtype=torch.float64
-        )
-        z = torch.cartesian_prod(*[nodes] * self.axes).reshape(-1, self.axes)
-        weights = torch.softmax(-0.5 * z.square().sum(-1), 0)
-        return _summed(likelihood, y, mean, R, z, weights)
+        std = cov.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
+        z, w = (t.to(mean) for t in trapezoidal(1, float(std.max()), coarsest=0.5, finest=0.7))
+        log_lik, residuals, hessians = mean.new_zeros(()), [], []
+        for some in _pieces(mean, len(z) * mean.shape[1] ** 2):
+            h, targets = mean[some] + std[some] * z[:, :, None], _repeated(y[some], len(z))
+            log_lik = log_lik + w @ likelihood.log_prob(h, targets).sum(-1)
+            residuals.append(torch.einsum("q,qmc->mc", w, likelihood.residual(h, targets)))
+            hessians.append(torch.einsum("q,qmcd->mcd", w, likelihood.hessian(h, targets)))
+        return Moments(log_lik, torch.cat(residuals), torch.cat(hessians))
+
+
+@dataclass(frozen=True)
+class Coupled(Expectation):
+    """Outputs that meet in one term, on a grid or on fixed points.
+
+    The curvature is −E[r zᵀ] R⁻¹ (Stein's identity: E[Λ] up to the error of the rule). Unlike a sum over Λ it is the
+    gradient, in V, of the very sum that stands for E[log p], so that steps climb it whatever its error is; and Λ, which
+    is narrow where V is wide, is never evaluated.
+    """
+
+    points: Points
+
+    def __call__(
+        self, likelihood: Likelihood, y: Tensor, mean: Float[Tensor, "m c"], cov: Float[Tensor, "m c c"]
+    ) -> Moments:
+        free = slice(None, -1) if isinstance(likelihood, Categorical) else slice(None)
+        root = covariance_root(_differences(cov) if isinstance(likelihood, Categorical) else cov)
+        z, w = (t.to(mean) for t in self.points(float(root.norm(dim=-2).max())))
+        log_lik, residuals, slopes = mean.new_zeros(()), [], []
+        for some in _pieces(mean, len(z) * mean.shape[1]):
+            h, targets = mean[some].expand(len(z), -1, -1).clone(), _repeated(y[some], len(z))
+            h[..., free] += torch.einsum("mcd,qd->qmc", root[some], z)
+            r = likelihood.residual(h, targets)
+            log_lik = log_lik + w @ likelihood.log_prob(h, targets).sum(-1)
+            residuals.append(torch.einsum("q,qmc->mc", w, r))
+            slopes.append(torch.einsum("q,qmc,qd->mcd", w, r[..., free], z))
+        Lambda = _semidefinite(-torch.cat(slopes) @ torch.linalg.pinv(root))
+        whole = _of_differences(Lambda) if isinstance(likelihood, Categorical) else Lambda
+        return Moments(log_lik, torch.cat(residuals), whole)
+
+
+class Points(ABC):
+    """Nodes z (q, d) and weights (q,) of the standard normal, for Gaussians of a given largest deviation."""
+
+    @abstractmethod
+    def __call__(self, spread: float) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Grid(Points):
+    axes: int
+
+    def __call__(self, spread: float) -> tuple[Tensor, Tensor]:
+        return trapezoidal(self.axes, spread, coarsest=0.7, finest=1.0)
 
 
 @dataclass(frozen=True, eq=False)
-class Draws(Expectation):
-    """The mean over fixed points."""
+class Draws(Points):
+    """z and −z, turned so that their mean is zero and their covariance the identity: quadratics are exact."""
 
-    z: Float[Tensor, "q d"]
-    root: Callable[[Tensor], Tensor]
-    sampled = True
+    raw: Float[Tensor, "q d"]
 
-    def __call__(
-        self, likelihood: Likelihood, y: Tensor, mean: Float[Tensor, "m c"], cov: Float[Tensor, "m c c"]
-    ) -> Moments:
-        q = len(self.z)
-        return _summed(likelihood, y, mean, self.root(cov), self.z, torch.full((q,), 1 / q, dtype=torch.float64))
+    @cached_property
+    def z(self) -> Float[Tensor, "_ d"]:
+        z = torch.cat([self.raw, -self.raw])
+        return torch.linalg.solve_triangular(torch.linalg.cholesky(z.T @ z / len(z)), z.T, upper=False).T
+
+    def __call__(self, spread: float) -> tuple[Tensor, Tensor]:
+        return self.z, torch.full((len(self.z),), 1 / len(self.z), dtype=torch.float64)
 
 
-def _summed(
-    likelihood: Likelihood,
-    y: Tensor,
-    mean: Float[Tensor, "m c"],
-    R: Float[Tensor, "m c d"],
-    z: Float[Tensor, "q d"],
-    weights: Float[Tensor, " q"],
-) -> Moments:
-    """Σ_q w_q g(m + R z_q), some terms at a time."""
-    (m, c), z, w = mean.shape, z.to(mean), weights.to(mean)
-    log_lik, residuals, hessians = mean.new_zeros(()), [], []
-    step = max(1, _PIECE_FLOATS // (len(z) * c * c))
-    for some in (slice(start, start + step) for start in range(0, m, step)):
-        h = mean[some] + torch.einsum("mcd,qd->qmc", R[some], z)
-        targets = y[some].expand(len(z), *y[some].shape)
-        log_lik = log_lik + w @ likelihood.log_prob(h, targets).sum(-1)
-        residuals.append(torch.einsum("q,qmc->mc", w, likelihood.residual(h, targets)))
-        hessians.append(torch.einsum("q,qmcd->mcd", w, likelihood.hessian(h, targets)))
-    return Moments(log_lik, torch.cat(residuals), torch.cat(hessians))
+def trapezoidal(axes: int, spread: float, *, coarsest: float, finest: float) -> tuple[Tensor, Tensor]:
+    """The trapezoidal rule, which for analytic integrands is exact up to e^(−2πd/spacing).
+
+    d is how far from the real axis the log density is analytic: π for a sigmoid. Gauss–Hermite nodes have a fixed
+    spacing in deviations; here it is at most `finest` outputs, so that wide Gaussians get more nodes, within bounds.
+    """
+    spacing = min(coarsest, finest / max(spread, 1e-300))
+    n = min(_MOST_NODES[axes], 1 + ceil(2 * _REACH / spacing))
+    nodes = torch.linspace(-_REACH, _REACH, n, dtype=torch.float64)
+    z = torch.cartesian_prod(*[nodes] * axes).reshape(-1, axes)
+    return z, torch.softmax(-0.5 * z.square().sum(-1), 0)
 
 
 def expectation(likelihood: Likelihood, c: int, y: Tensor, *, generator: torch.Generator) -> Expectation:
@@ -128,13 +156,9 @@ def expectation(likelihood: Likelihood, c: int, y: Tensor, *, generator: torch.G
     if isinstance(likelihood, Gaussian):
         return Quadratic()
     if _independent(likelihood, c, y):
-        return Grid(1, _deviations)  # each output has its own term in the sum: one axis serves them all
-    d, root = (c - 1, _difference_root) if isinstance(likelihood, Categorical) else (c, covariance_root)
-    if c <= _MOST_ON_A_GRID:
-        return Grid(d, root)
-    z = sobol_normal(_HALF_DRAWS, d, generator=generator)
-    z = torch.cat([z, -z])  # with mean zero, and then the identity as covariance: quadratics are exact
-    return Draws(torch.linalg.solve_triangular(torch.linalg.cholesky(z.T @ z / len(z)), z.T, upper=False).T, root)
+        return Line()
+    d = c - 1 if isinstance(likelihood, Categorical) else c  # a softmax sees the differences of its outputs alone
+    return Coupled(Grid(d) if c <= _MOST_ON_A_GRID else Draws(sobol_normal(_HALF_DRAWS, d, generator=generator)))
 
 
 def _independent(likelihood: Likelihood, c: int, y: Tensor) -> bool:
@@ -142,11 +166,28 @@ def _independent(likelihood: Likelihood, c: int, y: Tensor) -> bool:
     return all(isinstance(part, Independent) for part in likelihood.part_curvatures(f, y[:1]))
 
 
-def _deviations(cov: Float[Tensor, "m c c"]) -> Float[Tensor, "m c 1"]:
-    return cov.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()[..., None]
+def _pieces(mean: Float[Tensor, "m c"], floats: int) -> Iterator[slice]:
+    """Some terms at a time, so many numbers each."""
+    step = max(1, _PIECE_FLOATS // floats)
+    return (slice(start, start + step) for start in range(0, len(mean), step))
 
 
-def _difference_root(cov: Float[Tensor, "m c c"]) -> Float[Tensor, "m c d"]:
-    """Of the outputs less the last one, which is all a softmax sees: one axis fewer."""
-    D = cov[..., :-1, :-1] - cov[..., :-1, -1:] - cov[..., -1:, :-1] + cov[..., -1:, -1:]
-    return torch.nn.functional.pad(covariance_root(D), (0, 0, 0, 1))
+def _repeated(y: Tensor, n: int) -> Tensor:
+    return y.expand(n, *y.shape)
+
+
+def _differences(cov: Float[Tensor, "m c c"]) -> Float[Tensor, "m d d"]:
+    """Of the outputs less the last one."""
+    return cov[..., :-1, :-1] - cov[..., :-1, -1:] - cov[..., -1:, :-1] + cov[..., -1:, -1:]
+
+
+def _of_differences(Lambda: Float[Tensor, "m d d"]) -> Float[Tensor, "m c c"]:
+    """The curvature in all outputs: rows and columns sum to zero."""
+    wide = torch.cat([Lambda, -Lambda.sum(-1, keepdim=True)], -1)
+    return torch.cat([wide, -wide.sum(-2, keepdim=True)], -2)
+
+
+def _semidefinite(Lambda: Float[Tensor, "m d d"]) -> Float[Tensor, "m d d"]:
+    """Its symmetric part without negative eigenvalues, which E[Λ] of a concave log density does not have."""
+    values, U = torch.linalg.eigh((Lambda + Lambda.mT) / 2)
+    return (U * values.clamp(min=0)[..., None, :]) @ U.mT

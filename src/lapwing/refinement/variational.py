@@ -21,7 +21,7 @@ from lapwing.refinement.expectations import Expectation, Moments
 from lapwing.refinement.model import LinearModel
 
 _SHORTEST = 1e-6
-_ROUNDING, _SAMPLING = 1e-9, 1e-3  # errors of the bound, relative
+_ROUNDING = 1e-9  # of the bound, relative
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +49,8 @@ class Family:
 
     def _believed(self, theta: Float[Tensor, " p"], curvature: Float[Tensor, "m c c"], factor: Factor) -> Belief:
         model, V = self.model, factor.term_covariances()
-        found, kappa = self.expect(model.likelihood, model.y, model.outputs(theta), V), model.likelihood_scale
-        moments = Moments(kappa * found.log_lik, kappa * found.residual, kappa * found.hessian)
+        found = self.expect(model.likelihood, model.y, model.outputs(theta), V)
+        moments = found.scaled(model.likelihood_scale)
         # tr(P₀ P⁻¹) − P = −tr(P⁻¹ JᵀΛ̃J), so that KL = ½ (|μ − m₀|² + log det P P₀⁻¹ − Σ tr Λ̃ V)
         kl = 0.5 * (model.scatter(theta) + factor.log_det_ratio() - (curvature * V).sum())
         return Belief(theta, curvature, factor, V, moments, Elbo(float(moments.log_lik), float(kl)))
@@ -91,10 +91,9 @@ class Climbed:
 def climb(family: Family, start: Belief, ascent: Ascent) -> Climbed:
     """Natural-gradient steps until mean and precision stand still.
 
-    A step has to raise the bound. Where the bound falls by no more than its own error, steps have to come closer to
-    rest from then on: with expectations over points, rest and maximum are not quite the same.
+    A step has to raise the bound; where rounding decides whether it does, to come closer to rest.
     """
-    at, rho, path, settling = start, ascent.longest, [start.bound.total], False
+    at, rho, path = start, ascent.longest, [start.bound.total]
     while True:
         g = family.gradient(at)
         largest, change = float(g.abs().max()), _change(at)
@@ -103,10 +102,9 @@ def climb(family: Family, start: Belief, ascent: Ascent) -> Climbed:
             return Climbed(at, tuple(path), largest, converged, len(path) - 1)
         new = family.moved(at, g, rho)
         gain = new.bound.total - at.bound.total
-        error = _SAMPLING if family.expect.sampled else _ROUNDING
-        unsure = settling or -error * (1 + abs(at.bound.total)) <= gain < 0
+        unsure = -_ROUNDING * (1 + abs(at.bound.total)) <= gain < 0
         if _distance(new, family.gradient(new)) < _distance(at, g) if unsure else gain >= 0:
-            at, rho, settling = new, min(ascent.longest, 1.5 * rho), unsure
+            at, rho = new, min(ascent.longest, 1.5 * rho)
             path.append(new.bound.total)
         else:
             rho /= 2
