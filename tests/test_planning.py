@@ -96,7 +96,7 @@ def test_planned_bytes_are_within_a_quarter_of_the_measured_peak(workload: str, 
 def test_a_smaller_budget_means_smaller_pieces() -> None:
     model, (X, _) = mixed()
     data = [(X.repeat(20, 1), torch.arange(400) % 6)]
-    roomy, tight = (lw.plan(model, data, "classification", memory=m).rows[-4] for m in ("4GB", "600KB"))
+    roomy, tight = (lw.plan(model, data, "classification", memory=m).rows[4] for m in ("4GB", "600KB"))
     assert roomy.structure == tight.structure == "diag" and tight.fit_bytes < roomy.fit_bytes
 
 
@@ -107,12 +107,12 @@ def test_a_plan_has_a_row_per_structure_and_the_last_layer() -> None:
     model, data = mixed()
     plan = lw.plan(model, data, "classification")
     rows = [(row.structure, row.params) for row in plan.rows]
-    assert rows[:6] == [(word, "all") for word in ("full", "block", "kron", "ekfac", "diag", "lowrank")]
-    assert rows[6:] == [("full", "last layer"), ("kron", "last layer")]
+    assert rows[:7] == [(word, "all") for word in ("full", "block", "kron", "ekfac", "diag", "lowrank", "gp")]
+    assert rows[7:] == [("full", "last layer"), ("kron", "last layer")]
     assert (
         plan.chosen is plan.rows[2] and plan.chosen.how == "2 Kronecker blocks, 2 exact dense blocks, 1 exact diagonal"
     )
-    assert [row.exact for row in plan.rows] == [True, False, False, False, False, False, True, False]
+    assert [row.exact for row in plan.rows] == [True, False, False, False, False, False, True, True, False]
     for words in ("← auto", "auto takes kron", plan.why, "2 Kronecker blocks"):
         assert words in str(plan)
     assert json.loads(json.dumps(plan.record()))["chosen"]["structure"] == "kron"
@@ -141,7 +141,7 @@ def test_a_plan_leaves_no_trace() -> None:
 
 def test_the_last_layer_alone_is_not_listed_twice() -> None:
     model, data = small()
-    assert len(lw.plan(model, data, "classification", params="last_layer").rows) == 6
+    assert len(lw.plan(model, data, "classification", params="last_layer").rows) == 7
 
 
 # --- what auto takes --------------------------------------------------------------------------------

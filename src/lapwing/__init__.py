@@ -1,7 +1,7 @@
 """Lapwing: error bars for the neural network you already trained."""
 
 from lapwing.comparison import Comparison, compare
-from lapwing.curvature import Block, Diag, Ekfac, Empirical, Exact, Full, Kron, LowRank, Sampled
+from lapwing.curvature import GP, Block, Diag, Ekfac, Empirical, Exact, Full, Kron, LowRank, Sampled
 from lapwing.diagnosis import Diagnosis
 from lapwing.errors import (
     InputError,
@@ -37,6 +37,7 @@ from lapwing.tune import tune
 __version__ = "0.1.0"
 
 __all__ = [
+    "GP",
     "Bernoulli",
     "Block",
     "Categorical",

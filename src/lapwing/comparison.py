@@ -80,7 +80,7 @@ def compare(posteriors: Sequence[Posterior] | Mapping[str, Posterior]) -> Compar
             exp(scores[name] - top) / total,
             p.layout.p,
             float(p.effective_dimension().detach().sum()),
-            type(p.structure).__name__.lower(),
+            p.structure.described,
             _point(p),
         )
         for name, p in named.items()
@@ -115,7 +115,7 @@ def _point(posterior: Posterior) -> str:
 
 def _caveats(posteriors: list[Posterior]) -> list[str]:
     caveats = []
-    structures = sorted({type(p.structure).__name__.lower() for p in posteriors})
+    structures = sorted({p.structure.described for p in posteriors})
     if len(structures) > 1:
         caveats.append(
             f"The posteriors have different structures ({', '.join(structures)}): their log determinants are "

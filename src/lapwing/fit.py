@@ -31,7 +31,7 @@ from lapwing.planning import (
     parse_memory,
     refuse_factors_of_a_selection,
 )
-from lapwing.posterior import Posterior, passes_over
+from lapwing.posterior import Posterior, Readout, passes_over
 from lapwing.priors import GaussianPrior
 from lapwing.probe import LayoutChoice, last_layer, linearise
 from lapwing.sampling import seeded
@@ -76,8 +76,8 @@ def fit(
             layout_choice = _fixed(layout)
         linearised, family, (x, _) = _prepare(model, layout_choice, likelihood, batches)
         resolved_prior = registry.prior(prior, linearised.layout).on(linearised.network.device)
-        n_parts = _n_parts(linearised, family)
-        taken = choose(chosen, Needs(Survey(linearised, x), n_parts, budget, resolved_prior.P0))
+        n_parts, n_data = _n_parts(linearised, family), len(batches) * x.n or None
+        taken = choose(chosen, Needs(Survey(linearised, x), n_parts, budget, resolved_prior.P0, n_data))
         sites = Sites(linearised.datum_shape, family.class_axis)
         estimate = curvature.estimate(
             linearised,
@@ -87,6 +87,8 @@ def fit(
             structure=taken.structure,
             fisher=kind,
             chunk_floats=taken.chunk_floats,
+            generator=seeded(generator),
+            P0=resolved_prior.P0,
         )
     _warn_of_dropped(batches, estimate.statistics.n)
     if isinstance(family, Gaussian) and family.noise_std is None:
@@ -95,12 +97,13 @@ def fit(
         linearised,
         family,
         estimate,
-        resolved_prior,
+        resolved_prior.with_precisions(estimate.prior_scale * resolved_prior.precisions),
         taken.structure,
         kind,
         scale,
         taken.chunk_floats,
         why=taken.why,
+        readout=Readout(newton=isinstance(taken.structure, curvature.GP) and taken.structure.mean == "newton"),
         source=batches,
     )
 
@@ -140,7 +143,7 @@ def plan(
         questions = [
             Question(
                 params=words,
-                needs=Needs(rehearsal.survey, rehearsal.n_parts, budget),
+                needs=Needs(rehearsal.survey, rehearsal.n_parts, budget, n_data=len(batches) * rehearsal.x.n or None),
                 rehearsal=rehearsal,
                 fisher=kind,
                 n_data=len(batches) * rehearsal.x.n or None,

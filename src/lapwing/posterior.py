@@ -11,7 +11,7 @@ import torch
 
 from lapwing import evidence, predictive, registry
 from lapwing._types import Float, Scalar, Tensor
-from lapwing.curvature import Ekfac, Estimate, Fisher, FitStatistics, Kron, Sampled, Structure, estimate
+from lapwing.curvature import GP, Ekfac, Estimate, Fisher, FitStatistics, Kron, Sampled, Structure, estimate
 from lapwing.data import Batches, ModelInput, as_batches, as_input
 from lapwing.diagnosis import NOISE_BOUNDS, PRECISION_BOUNDS, Diagnosis, Finding
 from lapwing.errors import InputTypeError, NumericalError, StructureError
@@ -26,12 +26,13 @@ from lapwing.operators import (
     DiagonalCurvature,
     LowRankCurvature,
     Precision,
+    SeparatePrecision,
 )
 from lapwing.params import ParamLayout
 from lapwing.predictive import Frame, Prediction, WeightGaussian
 from lapwing.predictive.link_rules import DEFAULT, Link
 from lapwing.priors import GaussianPrior
-from lapwing.sampling import counted, seeded, weight_deviations
+from lapwing.sampling import copy_deviations, counted, seeded, weight_deviations
 from lapwing.sandbox import plain_tensors, random_state_kept
 
 _MAX_COVARIANCE = 5_000
@@ -85,7 +86,7 @@ class FunctionDraws:
     """Draws of the linearised function: the same functions at every call and every input."""
 
     posterior: Posterior
-    deviations: Float[Tensor, "s p"]
+    deviations: Float[Tensor, "s ..."]  # (s, P), or (s, C, P) where every output has weights of its own
 
     @plain_tensors()
     def __call__(self, x: Any) -> Tensor:
@@ -102,6 +103,7 @@ class Readout:
     temperature: float = 1.0  # classes are softmax(f / T), or σ(f / T)
     link: Link = DEFAULT
     noise_std: Float[Tensor, " g"] | None = None  # around this mean, where it is not the likelihood's
+    newton: bool = False  # without a shift: the mean is one Newton step from the network, under the prior as it is
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,8 +144,15 @@ class Posterior:
 
     @property
     def _centre(self) -> Float[Tensor, " p"]:
-        shift = self.readout.shift
-        return self.linearised.theta if shift is None else self.linearised.theta + shift
+        return self.linearised.theta if self.shift is None else self.linearised.theta + self.shift
+
+    @cached_property
+    def shift(self) -> Float[Tensor, " p"] | None:
+        """μ − θ* of the predictions' mean; None: they are the network's own."""
+        if self.readout.shift is not None or not self.readout.newton:
+            return self.readout.shift
+        theta, H, P = self.linearised.theta, self.curvature, self.precision
+        return (evidence.mode_of_quadratic(self.data_gradient(), H, P, self.prior, theta) - theta).detach()
 
     @property
     def n_data(self) -> int:
@@ -209,6 +218,8 @@ class Posterior:
     @plain_tensors()
     def functions(self, n: int, generator: torch.Generator | None = None) -> FunctionDraws:
         """n draws of the linearised function. Without a generator, the same draws at every call."""
+        if isinstance(self.precision, SeparatePrecision):
+            return FunctionDraws(self, copy_deviations(self.precision, n, generator=seeded(generator)))
         return FunctionDraws(self, self._deviations(n, seeded(generator)))
 
     @plain_tensors()
@@ -240,8 +251,8 @@ class Posterior:
                 "lw.refine."
             )
         deviations = self._deviations(frame.n_samples, frame.generator)
-        if self.readout.shift is not None:
-            deviations = deviations + self.readout.shift
+        if self.shift is not None:
+            deviations = deviations + self.shift
         f = predictive.network_draws(self.linearised, x, deviations) / self._temperature
         return predictive.from_draws(self._observed, torch.stack([self.sites.split(draw) for draw in f]), frame)
 
@@ -397,6 +408,11 @@ class Posterior:
                 "updated: two EKFAC curvatures have eigenbases of their own and do not add up exactly. "
                 'Fit once on all the data, or use structure="kron".'
             )
+        if isinstance(self.structure, GP) and self.structure.n_points is not None:
+            raise StructureError(
+                f"updated: the {self.structure.n_points} points of this GP were chosen among the data of the fit, and "
+                "more data would ask for others. Fit on all the data together, or use lw.GP() without n_points."
+            )
         more = self._estimated(as_batches(more_data, "more_data"), progress)
         return self.with_estimate(self.estimate.joined([more]))
 
@@ -492,7 +508,7 @@ class Posterior:
         yield from Finding.of_groups(self.prior.group_names, self.prior.precisions.detach(), *self.precision_bounds())
         gradients_vanish = [n for n in self.layout.names if not bool(self.curvature.diagonal()[self.layout[n]].any())]
         yield from Finding.of_unused(gradients_vanish)
-        yield Finding.of_structure(type(self.structure).__name__.lower(), self.why)
+        yield Finding.of_structure(self.structure.described, self.why)
         yield from Finding.of_loose(self._loose())
         yield Finding.of_rows(tuple(self.linearised.ruled), self.linearised.rest.names, self.linearised.vectorised)
 
@@ -523,10 +539,16 @@ class Posterior:
 
     def _dimension_by_layer(self) -> dict[str, tuple[float, int]]:
         """γ and the number of parameters of each module: Σ (1 − δ_i (P⁻¹)_ii)."""
+        if not self.precision.of_weights:
+            return self._dimension_by_group()
         each = 1 - self.prior.P0.diagonal.detach() * self.precision.inv_diagonal().detach()
         return {
             path or "(model)": (float(each[s].sum()), s.stop - s.start) for path, s in self.layout.module_slices.items()
         }
+
+    def _dimension_by_group(self) -> dict[str, tuple[float, int]]:
+        gamma, sizes = self.effective_dimension().detach().tolist(), self.prior.P0.sizes.tolist()
+        return {n: (g, int(p)) for n, g, p in zip(self.prior.group_names, gamma, sizes, strict=True)}
 
     def _loose(self) -> list[tuple[str, str]]:
         """Tensors without a Kronecker rule, and how each was treated."""
@@ -546,7 +568,8 @@ class Posterior:
     @cached_property
     def weights(self) -> WeightGaussian:
         row = self.structure.row_floats(self.linearised.sizes)
-        return WeightGaussian(self.linearised, self.precision, max(1, self.chunk_floats // row), self.readout.shift)
+        rows_at_once = min(max(1, self.chunk_floats // row), self.structure.most_rows)
+        return WeightGaussian(self.linearised, self.precision, rows_at_once, self.shift)
 
     def _shaped(self, f: Float[Tensor, "n k"]) -> Tensor:
         return f.reshape(len(f), *self.linearised.datum_shape).to(self.dtype)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from lapwing import refinement, registry
+from lapwing.curvature import GP
 from lapwing.data import as_batches
 from lapwing.errors import InputError, InputTypeError, StructureError
 from lapwing.linear_model import in_fixed_order
@@ -91,6 +92,11 @@ _IMMER2021 = _Settings(
 
 
 def _check(posterior: Posterior) -> None:
+    if isinstance(posterior.structure, GP) and posterior.structure.n_points is not None:
+        raise StructureError(
+            f"refine: the {posterior.structure.n_points} points of this GP stand for the data at the network's "
+            'outputs; elsewhere others would. Fit lw.GP(..., mean="newton"), or refine lw.GP() on all data.'
+        )
     if posterior.refinement is not None and posterior.refinement.bound is not None:
         raise StructureError(
             "refine: this posterior is a variational one already, and its structure is no longer that of the fit. "

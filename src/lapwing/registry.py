@@ -13,6 +13,7 @@ from torch import nn
 
 from lapwing import normalised, params, priors, probe
 from lapwing.curvature import (
+    GP,
     Block,
     Diag,
     Ekfac,
@@ -59,6 +60,7 @@ STRUCTURES: dict[str, Structure | None] = {
     "ekfac": Ekfac(),
     "diag": Diag(),
     "lowrank": LowRank(),
+    "gp": GP(),
 }
 LINKS: dict[str, link_rules.Link] = {
     "probit": link_rules.PROBIT,

@@ -9,7 +9,7 @@ import torch
 
 from lapwing._types import Float, Tensor
 from lapwing.errors import InputError, InputTypeError
-from lapwing.operators import Precision
+from lapwing.operators import Precision, SeparatePrecision
 
 
 def weight_deviations(
@@ -18,6 +18,17 @@ def weight_deviations(
     """n draws from N(0, P⁻¹): R ε with R Rᵀ = P⁻¹."""
     eps = torch.randn(counted("n", n), precision.p, generator=generator, dtype=torch.float64, device=generator.device)
     return precision.half_solve(eps.to(device))
+
+
+def copy_deviations(precision: SeparatePrecision, n: int, *, generator: torch.Generator) -> Float[Tensor, "n c p"]:
+    """The same where every output has a copy of the weights."""
+    sizes = (counted("n", n), len(precision.outputs), precision.p), (n, precision.n_tied)
+    device = precision.P0.index.device
+    eps, more = (
+        torch.randn(size, generator=generator, dtype=torch.float64, device=generator.device).to(device)
+        for size in sizes
+    )
+    return precision.copies(eps, more)
 
 
 def seeded(generator: torch.Generator | None) -> torch.Generator:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from lapwing import evidence, normalised, priors, refinement, registry, tuning
+from lapwing.curvature import GP
 from lapwing.data import as_batches
 from lapwing.errors import InputError, InputTypeError
 from lapwing.likelihoods import Gaussian
@@ -55,9 +56,10 @@ def tune(
         registry.choose("curvature_at", curvature_at, {"network": False, "linear_mode": True}),
         registry.choose("predictive_mean", predictive_mean, {"network": False, "linear_mode": True}),
     )
-    choice.check()
     by_evidence = {"evidence": tuning.maximise_evidence, "fixed_point": tuning.iterate_fixed_point}
     method = registry.choose("by", by, {**by_evidence, "validation": None})
+    if method is not None:
+        choice.check(posterior)
     held_out = None if validation is None else as_batches(validation, "validation")
     if method is None and held_out is None:
         raise InputError('tune(by="validation") needs held-out data: validation=(X, Y) or a loader.')
@@ -79,7 +81,18 @@ class _Choice:
     curvature_at_mode: bool
     mean_at_mode: bool
 
-    def check(self) -> None:
+    def check(self, posterior: Posterior) -> None:
+        structure = posterior.structure
+        if self.curvature_at_mode and isinstance(structure, GP) and structure.n_points is not None:
+            raise InputError(
+                f'tune(curvature_at="linear_mode") would choose other points than the {structure.n_points} of this GP. '
+                'Use curvature_at="network", or lw.GP() without n_points.'
+            )
+        if self.linear_mode and not structure.all_data:
+            raise InputError(
+                "The evidence of this GP is that of its points alone; the linear model's mode would be that of all "
+                'data. Use mode="network", or sod_scale="likelihood".'
+            )
         if not self.linear_mode and (self.curvature_at_mode or self.mean_at_mode):
             raise InputError(
                 'tune(mode="network") never looks for the linear model\'s mode, so neither curvature_at nor '

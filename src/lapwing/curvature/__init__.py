@@ -4,10 +4,12 @@ from lapwing.curvature.accumulate import Block, Diag, Full, Structure
 from lapwing.curvature.estimate import Estimate, FitStatistics, estimate
 from lapwing.curvature.factors import Empirical, Exact, Fisher, Sampled
 from lapwing.curvature.gauss_newton import GaussNewton
+from lapwing.curvature.gp import GP
 from lapwing.curvature.kronecker import Ekfac, Kron
 from lapwing.curvature.low_rank import LowRank
 
 __all__ = [
+    "GP",
     "Block",
     "Diag",
     "Ekfac",

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from lapwing._types import Float, Tensor
+from lapwing.curvature.factors import Fisher
 from lapwing.curvature.output_layer import OutputTerms
 from lapwing.jacobian import FactorBlock, Jacobian, RowSizes
+from lapwing.likelihoods import Likelihood
 from lapwing.linalg import Products, add_gram_, mirror_
 from lapwing.operators import (
     Arrangement,
@@ -28,11 +30,16 @@ from lapwing.operators import (
 from lapwing.params import ParamLayout
 
 if TYPE_CHECKING:
+    from lapwing.curvature.estimate import Pass
     from lapwing.curvature.gauss_newton import GaussNewton
+    from lapwing.curvature.points import Source
 
 
 class Accumulator(ABC):
     """A running sum of rows' outer products, in one structure."""
+
+    def see(self, part: Float[Tensor, "n t c m"]) -> None:  # noqa: B027 (most have nothing to note)
+        """The columns S of the rows SᵀJ that are added next; most sums need not know them."""
 
     @abstractmethod
     def add(self, pieces: Iterable[Jacobian]) -> None:
@@ -46,29 +53,64 @@ class Accumulator(ABC):
     def result(self) -> Curvature: ...
 
 
-class Structure(ABC):
-    """A choice of which entries of H are kept."""
+class Summation:
+    """How rows are added up in a pass."""
 
     adds_output: bool = False  # whether an output layer inferred alone is added without rows
     by_column: bool = False  # whether rows are added as fast one column of S at a time, in less memory
+    whole_data: bool = False  # whether all rows of a datum must come at once
+
+    def roots(self, fisher: Fisher, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[Tensor]:
+        """The columns S of each part of the curvature: (n, t, c, m)."""
+        return fisher.parts(likelihood, f, y)
+
+    def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
+        raise NotImplementedError(f"{type(self).__name__} is not a sum over rows.")
+
+    def accumulators(self, n_parts: int, layout: ParamLayout, device: torch.device) -> list[Accumulator]:
+        """One for each part of the curvature."""
+        return [self.accumulator(layout, device) for _ in range(n_parts)]
+
+    def second_pass(self, parts: Sequence[Curvature]) -> Sequence[Accumulator] | None:
+        """Accumulators for another pass over the data, given what the first one found; most need none."""
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """How which data are added up, and what the prior must be multiplied by to go with them."""
+
+    summation: Summation | None  # None: nothing but the statistics
+    data: Source
+    prior_scale: float = 1.0
+
+
+class Structure(Summation, ABC):
+    """A choice of which entries of H are kept."""
+
     additive: bool = False  # whether the curvatures of two sets of data add up to that of both, exactly
     by_products: bool = False  # whether it comes from products with H, pass by pass, not from a sum over rows
+    most_rows: int = 1 << 60  # of outputs that are predicted at a time
+    exact: bool = False  # whether nothing of H is lost
+    all_data: bool = True  # whether the evidence is that of all data
+
+    @property
+    def described(self) -> str:
+        """What posteriors of different structures are told apart by."""
+        return type(self).__name__.lower()
+
+    def prepared(self, sweep: Pass, data: Source) -> Work:
+        """A look at the data before the pass, for structures that must know them; most need none."""
+        return Work(self.summed, data)
 
     @property
     def summed(self) -> Structure | None:
         """The structure that the first pass sums over rows: this one, unless it comes from products alone."""
         return None if self.by_products else self
 
-    def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
-        raise NotImplementedError(f"{type(self).__name__} is not a sum over rows.")
-
     def from_products(self, H: GaussNewton, n_parts: int, near: Sequence[Curvature]) -> Sequence[Curvature]:
         """The parts of the curvature, where they come from products; `near` is what the first pass summed."""
         raise NotImplementedError(f"{type(self).__name__} is a sum over rows.")
-
-    def second_pass(self, parts: Sequence[Curvature]) -> Sequence[Accumulator] | None:
-        """Accumulators for another pass over the data, given what the first one found; most need none."""
-        return None
 
     @abstractmethod
     def stored_floats(self, layout: ParamLayout) -> int:
@@ -88,6 +130,7 @@ class Full(Structure):
     """Every entry of H: exact. Kept as rows while there are fewer rows than parameters, else as a matrix."""
 
     additive = True
+    exact = True
 
     def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
         return DenseSum(layout.p, device)

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 import torch
 
 from lapwing._types import Float, Tensor
-from lapwing.curvature.accumulate import Accumulator, LayerProducts, Structure
+from lapwing.curvature.accumulate import Accumulator, LayerProducts, Structure, Summation, Work
 from lapwing.curvature.factors import Fisher
 from lapwing.curvature.gauss_newton import GaussNewton
 from lapwing.curvature.output_layer import OutputTerms
+from lapwing.curvature.points import Source
 from lapwing.data import ModelInput
 from lapwing.errors import InputError, located
 from lapwing.jacobian import FactorBlock, Jacobian
 from lapwing.likelihoods import Likelihood, Sites
 from lapwing.linearise import Linearised, Trace
-from lapwing.operators import Curvature
+from lapwing.operators import Curvature, GroupedDiagonal
 from lapwing.params import ParamLayout
 from lapwing.products import DataJacobian
 
@@ -51,6 +52,7 @@ class Estimate:
 
     parts: tuple[Curvature, ...]
     statistics: FitStatistics
+    prior_scale: float = 1.0  # what the prior is multiplied by where some data stand for all
 
     def joined(self, others: Sequence[Estimate]) -> Estimate:
         """Of these data and the others' together: every sum over data adds, in this order."""
@@ -74,13 +76,16 @@ class Pass:
     sites: Sites
     fisher: Fisher
     rows_at_once: int
-    by_column: bool
+    summation: Summation
+    generator: torch.Generator
+    P0: GroupedDiagonal
     outputs: Callable[[Trace], Tensor] = attrgetter("outputs")  # where the likelihood is looked at
 
     def pieces(self, data: Iterable[tuple[ModelInput, Tensor]]) -> Generator[tuple[Trace, Tensor, Tensor], None, None]:
         """(trace, f, y) for successive pieces of the batches; each trace is open until the next is asked for."""
         # Tensors without a rule give all their rows in one sweep; layers with one give them column by column.
-        n = max(1, self.rows_at_once // (self.linearised.k if self.linearised.rest.names else 1))
+        at_once = self.linearised.rest.names or self.summation.whole_data
+        n = max(1, self.rows_at_once // (self.linearised.k if at_once else 1))
         for number, (batch, targets) in enumerate(data):
             step = in_equal_parts(batch.n, n)
             for start in range(0, batch.n, step):
@@ -89,21 +94,16 @@ class Pass:
                 with located(f"batch {number}"), self.linearised.trace(x) as trace:
                     yield trace, self.sites.split(self.outputs(trace)), y
 
-    def add(
-        self,
-        accumulators: Sequence[Accumulator],
-        structure: Structure,
-        trace: Trace,
-        f: Float[Tensor, "n t c"],
-        y: Tensor,
-    ) -> None:
+    def add(self, accumulators: Sequence[Accumulator], trace: Trace, f: Float[Tensor, "n t c"], y: Tensor) -> None:
         """Add one piece to the accumulators of the parts: by its likelihood terms if it can be, else row by row."""
-        terms = self.output_terms(trace, f, y) if structure.adds_output else None
+        terms = self.output_terms(trace, f, y) if self.summation.adds_output else None
         if terms is not None:
             for accumulator, some in zip(accumulators, terms, strict=True):
                 accumulator.add_output(some)
             return
-        for accumulator, part in zip(accumulators, self.fisher.parts(self.likelihood, f, y), strict=True):
+        parts = self.summation.roots(self.fisher, self.likelihood, f, y)
+        for accumulator, part in zip(accumulators, parts, strict=True):
+            accumulator.see(part)
             accumulator.add(self.rows(trace, part))
 
     def output_terms(self, trace: Trace, f: Float[Tensor, "n t c"], y: Tensor) -> list[OutputTerms] | None:
@@ -119,7 +119,9 @@ class Pass:
 
     def columns_at_once(self, n: int) -> int:
         # One forward pass serves all rows of tensors without a rule: there it is as many as there is room for.
-        alone = self.by_column and not self.linearised.rest.names
+        if self.summation.whole_data:
+            return 1 << 60
+        alone = self.summation.by_column and not self.linearised.rest.names
         return 1 if alone else max(1, self.rows_at_once // n)
 
     def rows(self, trace: Trace, part: Float[Tensor, "n t c m"]) -> Iterator[Jacobian]:
@@ -137,41 +139,57 @@ def in_equal_parts(n: int, at_most: int) -> int:
 def estimate(
     linearised: Linearised,
     likelihood: Likelihood,
-    data: Callable[[], Iterable[tuple[ModelInput, Tensor]]],
+    data: Source,
     *,
     sites: Sites,
     structure: Structure,
     fisher: Fisher,
     chunk_floats: int,
+    generator: torch.Generator | None = None,
+    P0: GroupedDiagonal | None = None,
     outputs: Callable[[Trace], Tensor] = attrgetter("outputs"),
 ) -> Estimate:
-    """Sum the structure's curvature over (x, encoded y) batches; rows in memory stay within `chunk_floats` numbers."""
-    summed = structure.summed
-    rows_at_once = max(1, chunk_floats // (summed or structure).row_floats(linearised.sizes))
-    sweep = Pass(linearised, likelihood, sites, fisher, rows_at_once, (summed or structure).by_column, outputs)
-    accumulators: list[Accumulator] = []
-    statistics = _RunningStatistics(sweep)
-    with closing(sweep.pieces(data())) as pieces:
-        for trace, f, y in pieces:
-            statistics.add(trace, f, y)
-            if summed is not None:
-                if not accumulators:
-                    accumulators = [summed.accumulator(linearised.layout, f.device) for _ in statistics.gradients]
-                sweep.add(accumulators, summed, trace, f, y)
-    parts = [accumulator.result() for accumulator in accumulators]
-    second = None if summed is None else summed.second_pass(parts)
-    if summed is not None and second is not None:
-        with closing(sweep.pieces(data())) as pieces:
-            for trace, f, y in pieces:
-                sweep.add(second, summed, trace, f, y)
-        parts = [accumulator.result() for accumulator in second]
+    """Sum the structure's curvature over (x, encoded y) batches; rows in memory stay within `chunk_floats` numbers.
+
+    `generator` and the prior P₀ (one precision, if none) matter to structures that choose among the data.
+    """
+    summed = structure.summed or structure
+    rows_at_once = max(1, chunk_floats // summed.row_floats(linearised.sizes))
+    P0 = GroupedDiagonal.identity(linearised.layout.p, linearised.network.device) if P0 is None else P0
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    sweep = Pass(linearised, likelihood, sites, fisher, rows_at_once, summed, generator, P0, outputs)
+    work = structure.prepared(sweep, data)
+    statistics = RunningStatistics(sweep)
+    parts = summed_parts(sweep, work, statistics)
     if structure.by_products:
         H = GaussNewton(DataJacobian.of(linearised, data), likelihood, sites, fisher, outputs)
-        parts = list(structure.from_products(H, len(statistics.gradients), parts))
-    return Estimate(tuple(parts), statistics.result())
+        parts = structure.from_products(H, len(statistics.gradients), parts)
+    return Estimate(tuple(parts), statistics.result(), work.prior_scale)
 
 
-class _RunningStatistics:
+def summed_parts(sweep: Pass, work: Work, statistics: RunningStatistics) -> Sequence[Curvature]:
+    """The curvature of each part, summed over rows; none where nothing is summed but the statistics."""
+    summation, accumulators = work.summation, list[Accumulator]()
+    sweep = sweep if summation is None else replace(sweep, summation=summation)
+    with closing(sweep.pieces(work.data())) as pieces:
+        for trace, f, y in pieces:
+            statistics.add(trace, f, y)
+            if summation is not None:
+                if not accumulators:
+                    n_parts = len(statistics.gradients)
+                    accumulators = summation.accumulators(n_parts, sweep.linearised.layout, f.device)
+                sweep.add(accumulators, trace, f, y)
+    parts = [accumulator.result() for accumulator in accumulators]
+    second = None if summation is None else summation.second_pass(parts)
+    if second is None:
+        return parts
+    with closing(sweep.pieces(work.data())) as pieces:
+        for trace, f, y in pieces:
+            sweep.add(second, trace, f, y)
+    return [accumulator.result() for accumulator in second]
+
+
+class RunningStatistics:
     """FitStatistics while they are being added up."""
 
     def __init__(self, sweep: Pass) -> None:

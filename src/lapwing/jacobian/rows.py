@@ -15,6 +15,7 @@ from lapwing.jacobian.output import OutputBlock
 from lapwing.operators import Basis, GroupedDiagonal, Rows
 
 _CACHED_FLOATS = 1 << 17  # one megabyte of float64
+_WRITTEN_FLOATS = 1 << 23  # of rows written out a few at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +38,30 @@ class Jacobian(Rows):
     def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... n c"]:
         flat = v.reshape(v.shape[:-1].numel(), self.p)
         return summed(block.mv(flat) for block in self.blocks).reshape(*v.shape[:-1], self.n, self.c)
+
+    def push(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... nc"]:
+        return torch.cat([v @ rows.T for rows in self._written_out()], dim=-1)
+
+    def pull(self, u: Float[Tensor, "... nc"]) -> Float[Tensor, "... p"]:
+        sizes, pieces = self._steps(), self._written_out()
+        return summed(some @ rows for some, rows in zip(u.split(sizes, -1), pieces, strict=True))
+
+    def _steps(self) -> list[int]:
+        """Rows of so many data at a time as take little memory when they are written out."""
+        step = max(1, _WRITTEN_FLOATS // (self.c * self.p))
+        return [self.c * min(step, self.n - start) for start in range(0, self.n, step)]
+
+    def _written_out(self) -> Iterator[Float[Tensor, "r p"]]:
+        start = 0
+        for n_rows in self._steps():
+            n = n_rows // self.c
+            yield self.data_at(slice(start, start + n)).dense().reshape(n_rows, self.p)
+            start += n
+
+    def data_at(self, data: slice) -> Jacobian:
+        """All rows of some of the n data."""
+        n = len(range(self.n)[data])
+        return replace(self, blocks=tuple(block.data_at(data) for block in self.blocks), n=n)
 
     def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]:
         return summed(torch.cat([some.quad(weights) for some in block.pieces(self.n)]) for block in self.blocks)

@@ -7,7 +7,7 @@ from lapwing.likelihoods.check import LikelihoodCheck, check_likelihood
 from lapwing.likelihoods.custom import CustomLikelihood
 from lapwing.likelihoods.gaussian import Gaussian
 from lapwing.likelihoods.heteroscedastic import HeteroscedasticGaussian
-from lapwing.likelihoods.output_curvature import Columns, OutputCurvature
+from lapwing.likelihoods.output_curvature import Columns, Independent, OutputCurvature, Softmax
 from lapwing.likelihoods.poisson import Poisson
 
 __all__ = [
@@ -17,10 +17,12 @@ __all__ = [
     "CustomLikelihood",
     "Gaussian",
     "HeteroscedasticGaussian",
+    "Independent",
     "Likelihood",
     "LikelihoodCheck",
     "OutputCurvature",
     "Poisson",
     "Sites",
+    "Softmax",
     "check_likelihood",
 ]

@@ -164,7 +164,8 @@ def _conjugate_gradients(
     problem: Problem, at: Expansion, g: Tensor, preconditioner: Precision, rtol: float, most: int
 ) -> tuple[Float[Tensor, " p"], list[Along], int]:
     """d ≈ H(θ)⁻¹ g to a residual of rtol in the preconditioner's norm, with the outputs' way along it."""
-    solve = preconditioner.solve if problem.design.precise else preconditioner.rough_solve
+    exactly = problem.design.precise and preconditioner.of_weights
+    solve = preconditioner.solve if exactly else preconditioner.rough_solve
     x, r = torch.zeros_like(g), g
     along: list[Along] = []
     z = solve(r)

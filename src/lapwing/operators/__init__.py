@@ -3,6 +3,8 @@
 from lapwing.operators.arrangement import Arrangement
 from lapwing.operators.base import Curvature, Precision, Rows
 from lapwing.operators.block_diagonal import BlockDiagonalCurvature, BlockDiagonalPrecision
+from lapwing.operators.bounded import BoundedCurvature, BoundedPrecision
+from lapwing.operators.combined_rows import CombinedRows
 from lapwing.operators.coordinates import Coordinates
 from lapwing.operators.dense import DenseCurvature, DensePrecision, SymmetricMatrix
 from lapwing.operators.dense_rows import DenseRows
@@ -19,6 +21,7 @@ from lapwing.operators.kronecker import (
     SplitDamping,
 )
 from lapwing.operators.low_rank import LowRankCurvature, LowRankPrecision, RootKernels, stacked
+from lapwing.operators.separate import SeparateCurvature, SeparatePrecision
 from lapwing.operators.written_rows import WrittenRows
 
 __all__ = [
@@ -26,6 +29,9 @@ __all__ = [
     "Basis",
     "BlockDiagonalCurvature",
     "BlockDiagonalPrecision",
+    "BoundedCurvature",
+    "BoundedPrecision",
+    "CombinedRows",
     "Coordinates",
     "Curvature",
     "Damping",
@@ -45,6 +51,8 @@ __all__ = [
     "RootKernels",
     "RotatedPrecision",
     "Rows",
+    "SeparateCurvature",
+    "SeparatePrecision",
     "SplitDamping",
     "SymmetricMatrix",
     "WrittenRows",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lapwing._types import Float, Scalar, Tensor
+from lapwing._types import Float, Int, Scalar, Tensor
 from lapwing.errors import StructureError
 
 if TYPE_CHECKING:
@@ -37,6 +37,14 @@ class Rows(ABC):
     @abstractmethod
     def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... n c"]:
         """J v."""
+
+    def push(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... nc"]:
+        """J v over all rows, flattened, in double precision whatever the rows are kept in."""
+        return v @ self.dense().reshape(-1, self.p).T
+
+    def pull(self, u: Float[Tensor, "... nc"]) -> Float[Tensor, "... p"]:
+        """Jᵀ u, likewise."""
+        return u @ self.dense().reshape(-1, self.p)
 
     @abstractmethod
     def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]:
@@ -73,6 +81,10 @@ class Rows(ABC):
     @abstractmethod
     def single_rows(self) -> Rows:
         """The same rows as n · c data with one row each."""
+
+    def outputs_at(self, rows: Int[Tensor, " k"]) -> Rows:
+        """Some of the c rows of every datum."""
+        raise StructureError("These rows do not belong to the outputs of a datum.")
 
 
 class Curvature(ABC):
@@ -135,6 +147,7 @@ class Precision(ABC):
     """P = H + P₀ ≻ 0. `solve`, `logdet` and the quadratic forms are differentiable in P₀ and in the scale of H."""
 
     p: int
+    of_weights: bool = True  # whether there is one set of weights with this precision, or only outputs
 
     @abstractmethod
     def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:

@@ -25,6 +25,8 @@ from lapwing.operators.written_rows import WrittenRows, written_out
 _MOST_DIFFERENCES, _LEAST_LEFT = 1024, 1e-7
 _MAX_DENSE = 5_000  # parameters
 _MAX_CACHED_GROUPS = 32  # beyond this the group kernels would outweigh the rows they save visiting
+_KEPT_FLOATS = 1 << 24  # of rows that are kept written out once they were; more are written out piece by piece
+_MOST_WRITTEN = 1 << 29
 
 
 @dataclass(eq=False)
@@ -47,6 +49,20 @@ class RootKernels:
         for d, K in zip(D.values[1:], self._kernels[1:], strict=True):
             total = total + d * K
         return total
+
+    def push(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... r"]:
+        """M v."""
+        return self.rows.push(v) if self._written is None else v @ self._written.T
+
+    def pull(self, u: Float[Tensor, "... r"]) -> Float[Tensor, "... p"]:
+        """Mᵀ u."""
+        return self.rows.pull(u) if self._written is None else u @ self._written
+
+    @cached_property
+    def _written(self) -> Float[Tensor, "r p"] | None:
+        """M, where it is small."""
+        size = self.rows.n * self.rows.c * self.rows.p
+        return self.rows.dense().reshape(-1, self.rows.p) if size <= _KEPT_FLOATS else None
 
     @cached_property
     def eigenvalues(self) -> Float[Tensor, " r"]:
@@ -74,8 +90,7 @@ class LowRankCurvature(Curvature):
         return self.root.rows.n * self.root.rows.c
 
     def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
-        M = self.root.rows.dense().reshape(self.rank, self.p)
-        return (self.scale * (v @ M.T)) @ M
+        return self.root.pull(self.scale * self.root.push(v))
 
     def diagonal(self) -> Float[Tensor, " p"]:
         if self.scale.ndim == 0:
@@ -96,7 +111,11 @@ class LowRankCurvature(Curvature):
         low_rank = [H for H in others if isinstance(H, LowRankCurvature)]
         if len(low_rank) < len(others) or self.rank + sum(H.rank for H in low_rank) >= self.p:
             return DenseCurvature.of(self.to_dense()).mixed(others, scales)  # the matrix is the smaller side now
-        parts = (self, *low_rank)
+        return self.as_rows(low_rank, scales)
+
+    def as_rows(self, others: Sequence[LowRankCurvature], scales: Float[Tensor, " g"]) -> LowRankCurvature:
+        """The same sum, as rows in any case."""
+        parts = (self, *others)
         each = [(c * part.scale).expand(part.rank) for c, part in zip(scales, parts, strict=True)]
         return LowRankCurvature(RootKernels(stacked([part.root.rows for part in parts])), torch.cat(each))
 
@@ -166,38 +185,44 @@ class LowRankPrecision(Precision):
     def _half_scale(self) -> Float[Tensor, " r"]:
         return self.H.scale.sqrt().expand(self.H.rank)
 
-    @cached_property
-    def _root(self) -> Float[Tensor, "r p"]:
-        """N, dense: for the verbs that need single parameters."""
-        return self._half_scale[:, None] * self.H.root.rows.dense().reshape(self.H.rank, self.p)
+    def push(self, v: Float[Tensor, "s p"]) -> Float[Tensor, "s r"]:
+        """N v."""
+        return self._half_scale * self.H.root.push(v)
+
+    def pull(self, u: Float[Tensor, "s r"]) -> Float[Tensor, "s p"]:
+        """Nᵀ u."""
+        return self.H.root.pull(self._half_scale * u)
 
     def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
         return self.H.mv(v) + self.P0.diagonal * v
 
     def solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
         u = v.reshape(-1, self.p) / self.P0.diagonal
-        inner = torch.cholesky_solve((u @ self._root.T).T, self.factor).T
-        return (u - (inner @ self._root) / self.P0.diagonal).reshape(v.shape)
+        inner = torch.cholesky_solve(self.push(u).T, self.factor).T
+        return (u - self.pull(inner) / self.P0.diagonal).reshape(v.shape)
 
     def half_solve(self, eps: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
         # With Ñ = N D^-½ and I + Ñ Ñᵀ = U diag(s²) Uᵀ, the symmetric W = I − Ñᵀ U diag(1/(s² + s)) Uᵀ Ñ satisfies
         # W W = (I + ÑᵀÑ)⁻¹. So R = D^-½ W, which no turn of the rows changes: draws are those of H, however it is kept.
         half = self.P0.diagonal.rsqrt()
         flat = eps.reshape(-1, self.p)
-        N = self._root * half
         s, U = self._eigenbasis
-        inner = U @ ((U.T @ (N @ flat.T)) / (s**2 + s)[:, None])
-        return (half * (flat - inner.T @ N)).reshape(eps.shape)
+        inner = U @ ((U.T @ self.push(half * flat).T) / (s**2 + s)[:, None])
+        return (half * (flat - half * self.pull(inner.T))).reshape(eps.shape)
 
     def inv_quad(self, J: Rows) -> Float[Tensor, "n c c"]:
-        quick = self._as_difference(J)
+        return self.inv_quad_given(J, None if J.n * J.c > _MOST_DIFFERENCES else self.whitened(J))
+
+    def inv_quad_given(self, J: Rows, W: Float[Tensor, "r nc"] | None) -> Float[Tensor, "n c c"]:
+        """The same, `whitened(J)` being at hand."""
+        quick = None if W is None else self._as_difference(J, W)
         if quick is not None:
             return quick
-        W = self._rooted(J).reshape(J.n, J.c, self.p)
-        return W @ W.mT
+        rooted = self._rooted(J).reshape(J.n, J.c, self.p)
+        return rooted @ rooted.mT
 
     def inv_quad_diagonal(self, J: Rows) -> Float[Tensor, "n c"]:
-        quick = self._as_difference(J)
+        quick = None if J.n * J.c > _MOST_DIFFERENCES else self._as_difference(J, self.whitened(J))
         if quick is not None:
             return quick.diagonal(dim1=-2, dim2=-1)
         return (self._rooted(J) ** 2).sum(-1).reshape(J.n, J.c)
@@ -206,8 +231,19 @@ class LowRankPrecision(Precision):
         W = self._rooted(J)
         return W @ W.T
 
+    def whitened(self, J: Rows) -> Float[Tensor, "r nc"]:
+        """L⁻¹ N P₀⁻¹ Jᵀ: what the data explain of J P₀⁻¹ Jᵀ is its square."""
+        kernel = self._half_scale[:, None] * self.H.root.rows.cross(J, self.P0.inverse())
+        return torch.linalg.solve_triangular(self.factor, kernel, upper=False)
+
     def inv_diagonal(self) -> Float[Tensor, " p"]:
-        W = torch.linalg.solve_triangular(self.factor, self._root / self.P0.diagonal, upper=False)
+        if self.H.rank * self.p > _MOST_WRITTEN:
+            raise StructureError(
+                f"The variances of single weights take {self.H.rank} rows of {self.p} numbers written out, which is "
+                "refused. Ask for the variances of outputs, which go through the layers' factors, or for fewer data."
+            )
+        root = self._half_scale[:, None] * self.H.root.rows.dense().reshape(self.H.rank, self.p)
+        W = torch.linalg.solve_triangular(self.factor, root / self.P0.diagonal, upper=False)
         return 1 / self.P0.diagonal - (W**2).sum(0)
 
     def logdet(self) -> Scalar:
@@ -219,17 +255,13 @@ class LowRankPrecision(Precision):
     def to_dense(self) -> Float[Tensor, "p p"]:
         return self.H.to_dense() + self.P0.diagonal.diag()
 
-    def _as_difference(self, J: Rows) -> Float[Tensor, "n c c"] | None:
-        """Prior covariance minus what the data explain of it: from the rows' factors, and cheap.
+    def _as_difference(self, J: Rows, W: Float[Tensor, "r nc"]) -> Float[Tensor, "n c c"] | None:
+        """Prior covariance minus what the data explain of it, W²: from the rows' factors, and cheap.
 
-        None where the difference has lost more than seven of its digits, or where there are too many rows for it.
+        None where the difference has lost more than seven of its digits.
         """
-        if J.n * J.c > _MOST_DIFFERENCES:
-            return None
-        inverse = self.P0.inverse()
-        prior = torch.einsum("ncnd->ncd", J.cross(J, inverse).reshape(J.n, J.c, J.n, J.c))
-        kernel = self._half_scale[:, None] * self.H.root.rows.cross(J, inverse)
-        W = torch.linalg.solve_triangular(self.factor, kernel, upper=False).reshape(-1, J.n, J.c)
+        prior = torch.einsum("ncnd->ncd", J.cross(J, self.P0.inverse()).reshape(J.n, J.c, J.n, J.c))
+        W = W.reshape(-1, J.n, J.c)
         V = prior - torch.einsum("rnc,rnd->ncd", W, W)
         left, whole = (M.detach().diagonal(dim1=-2, dim2=-1) for M in (V, prior))
         return V if bool((left >= _LEAST_LEFT * whole).all()) else None
@@ -250,6 +282,7 @@ class LowRankPrecision(Precision):
         # W = I − Ñᵀ L⁻ᵀ (I + L)⁻¹ Ñ satisfies W Wᵀ = (I + ÑᵀÑ)⁻¹, because T = (I + L)⁻¹ gives
         # T (L Lᵀ − I) Tᵀ = I − T − Tᵀ. So R = D^-½ W is a root of P⁻¹, and needs no eigenvalues.
         half = self.P0.diagonal.rsqrt()
-        flat, N = J.dense().double().reshape(-1, self.p) * half, self._root * half
-        inner = torch.linalg.solve_triangular(self.factor.T, (flat @ N.T), upper=True, left=False)
-        return flat - torch.linalg.solve_triangular(self._shifted, inner, upper=False, left=False) @ N
+        flat = J.dense().double().reshape(-1, self.p) * half
+        inner = torch.linalg.solve_triangular(self.factor.T, self.push(half * flat), upper=True, left=False)
+        inner = torch.linalg.solve_triangular(self._shifted, inner, upper=False, left=False)
+        return flat - half * self.pull(inner)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from lapwing.curvature import Block, Diag, Ekfac, Full, Kron, Structure
+from lapwing.curvature import GP, Block, Diag, Ekfac, Full, Kron, Structure
 from lapwing.errors import InputError, StructureError
 from lapwing.operators import GroupedDiagonal
 from lapwing.planning.budget import chunk_floats, in_words
@@ -32,6 +32,7 @@ class Needs:
     n_parts: int
     budget: int
     P0: GroupedDiagonal | None = None  # None: one precision for all
+    n_data: int | None = None  # as announced; None when the data do not say
 
     @property
     def p(self) -> int:
@@ -41,6 +42,9 @@ class Needs:
         """The curvature itself, float64."""
         if isinstance(structure, Ekfac):
             return 8 * (self.survey.kept_floats + self.n_parts * self.p)
+        if isinstance(structure, GP):
+            rows, kernels = self.gp_floats(structure)
+            return 8 * self.n_parts * (rows + kernels)
         kept = self.survey.kept_floats if isinstance(structure, Kron) else structure.stored_floats(self.survey.layout)
         return 8 * self.n_parts * kept
 
@@ -54,6 +58,16 @@ class Needs:
             return self.stored_bytes(structure) + 12 * self.survey.kept_floats + 16 * self.p
         kept = self.stored_bytes(structure) * (self.n_parts + 2) // self.n_parts
         return kept + 8 * structure.working_floats(self.survey.layout)
+
+    def gp_floats(self, gp: GP) -> tuple[int, int]:
+        """Rows of the points as factors, and kernels between them: of all rows, or of each output's. (0, P²) where the
+        matrix is the smaller side; nothing where the data do not say how many they are."""
+        known = [n for n in (gp.n_points, self.n_data) if n is not None]
+        n = min(known, default=0)
+        k, factored = self.survey.linearised.k, self.survey.linearised.sizes.factored
+        if gp.coupling == "full" and not gp.sparse and n * k >= self.p:
+            return 0, self.p**2
+        return n * k * factored, (n * k) ** 2 if gp.coupling == "full" else k * n**2
 
     def fits(self, structure: Structure) -> bool:
         return self.needed_bytes(structure) <= self.budget
@@ -121,6 +135,8 @@ def _too_big(structure: Structure, needs: Needs) -> str:
     others: list[Structure] = [Block(), Diag()] if needs.selected else [Block(), Kron(), Diag()]
     smaller = [s for s in others if needs.needed_bytes(s) < needs.needed_bytes(structure)]
     fits = [f"{name_of(s)} would take {in_words(needs.needed_bytes(s))}" for s in smaller if needs.fits(s)]
+    if isinstance(structure, GP):
+        fits.append("fewer points, lw.GP(n_points=...)")
     advice = ", ".join(fits) or 'infer fewer parameters, e.g. params="last_layer"'
     return (
         f"structure {name_of(structure)} on {needs.p} parameters needs {in_words(needs.needed_bytes(structure))}, more "

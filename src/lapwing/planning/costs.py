@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lapwing.curvature import Block, Diag, Ekfac, Empirical, Exact, Fisher, Full, Kron, LowRank, Sampled, Structure
+from lapwing.curvature import (
+    GP,
+    Block,
+    Diag,
+    Ekfac,
+    Empirical,
+    Exact,
+    Fisher,
+    Full,
+    Kron,
+    LowRank,
+    Sampled,
+    Structure,
+)
 from lapwing.planning.budget import chunk_floats
 from lapwing.planning.choice import Needs, name_of
 from lapwing.planning.rehearsal import Rehearsal
@@ -54,7 +67,7 @@ class Question:
             self.params,
             self.needs.p,
             self._how(structure),
-            isinstance(structure, Full) and isinstance(self.fisher, Exact),
+            structure.exact and isinstance(self.fisher, Exact),
             stored,
             fit,
             predict,
@@ -72,19 +85,19 @@ class Question:
         """Whether the output layer alone is inferred, so that its curvature needs no columns."""
         return self.rehearsal.linearised.only_last
 
-    @property
-    def n_rows(self) -> int | None:
+    def n_rows(self, structure: Structure) -> int | None:
         """Rows of the data, when they are fewer than the parameters: then they are kept instead of the matrix.
 
-        The matrix must fit nevertheless: what the data announce is not what they must give.
+        Of `full` the matrix must fit nevertheless: what the data announce is not what they must give.
         """
-        if self.n_data is None or not self.needs.fits(Full()):
+        if self.n_data is None or (isinstance(structure, Full) and not self.needs.fits(Full())):
             return None
         return self.n_data * self.columns if self.n_data * self.columns < self.needs.p else None
 
     def _how(self, structure: Structure) -> str:
-        if isinstance(structure, Full):
-            return "full matrix" if self.n_rows is None else f"{counted(self.n_rows, 'row')} of the data, exactly"
+        if isinstance(structure, Full | GP):
+            n_rows = self.n_rows(structure)
+            return "full matrix" if n_rows is None else f"{counted(n_rows, 'row')} of the data, exactly"
         if isinstance(structure, Block):
             return counted(len(self.survey.layout.modules), "dense block")
         if isinstance(structure, LowRank):
@@ -96,7 +109,7 @@ class Question:
         stored, needed = self.needs.stored_bytes(structure), self.needs.needed_bytes(structure)
         if needed > self.needs.budget:  # not tried: it would not fit
             return stored, needed, needed
-        if isinstance(structure, Full | Block):
+        if isinstance(structure, Full | Block | GP):
             return self._dense_bytes(structure, stored)
         if isinstance(structure, LowRank):
             fit, predict = self._tried(Diag())
@@ -111,12 +124,13 @@ class Question:
     def _dense_bytes(self, structure: Structure, stored: int) -> tuple[int, int, int]:
         """Counted, besides the passes: the matrix and the rows folded into it; then a scaled copy, sum and factor."""
         fit, predict = self._tried(Diag())
-        if isinstance(structure, Full) and self.n_rows is not None:
-            kernel = 8 * self.n_rows**2
-            stored = 8 * self.n_rows * self.rehearsal.linearised.sizes.factored
+        n_rows = self.n_rows(structure)
+        if isinstance(structure, Full | GP) and n_rows is not None:
+            kernel = 8 * n_rows**2
+            stored = 8 * n_rows * self.rehearsal.linearised.sizes.factored
             return stored, stored + 3 * kernel + fit, stored + 4 * kernel + predict
         slices = self.survey.layout.module_slices.values()
-        largest = self.needs.p if isinstance(structure, Full) else max(s.stop - s.start for s in slices)
+        largest = self.needs.p if isinstance(structure, Full | GP) else max(s.stop - s.start for s in slices)
         matrix = 8 * largest**2
         return stored, stored + 2 * matrix + fit, 2 * stored + 3 * matrix + predict
 
@@ -124,7 +138,7 @@ class Question:
         """Multiplications per datum: forward, gradient of the log likelihood, columns of SᵀJ, and adding them up."""
         gradient = 2 * self.forward_macs if self.body_columns else sum(_layer(tile) for tile in self.survey.tiles)
         passes = self.forward_macs + gradient + self.body_columns * self.forward_macs
-        if self.closed_output and not isinstance(structure, Full | Block | LowRank):
+        if self.closed_output and not isinstance(structure, Full | Block | LowRank | GP):
             return passes + self._output_macs(structure)
         if isinstance(structure, LowRank):
             vectors = _ROUNDS * min(structure.rank + structure.oversample, self.needs.p)
@@ -134,7 +148,7 @@ class Question:
             return passes + self._factor_macs() + second
         if isinstance(structure, Kron):
             return passes + self._factor_macs()
-        if isinstance(structure, Full | Block):
+        if isinstance(structure, Full | Block | GP):
             return passes + self._dense_row_macs() + self._gram_macs(structure)
         return passes + sum(_layer(tile) * (self.columns if tile.r > 1 else 1) for tile in self.survey.tiles)
 
@@ -156,8 +170,9 @@ class Question:
         return self.columns * sum(_layer(tile) for tile in self.survey.tiles)
 
     def _gram_macs(self, structure: Structure) -> int:
-        if isinstance(structure, Full) and self.n_rows is not None:
-            return self.columns * self.n_rows * self.rehearsal.linearised.sizes.factored
+        n_rows = self.n_rows(structure)
+        if isinstance(structure, Full | GP) and n_rows is not None:
+            return self.columns * n_rows * self.rehearsal.linearised.sizes.factored
         return self.columns * structure.stored_floats(self.survey.layout) // 2
 
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lapwing.curvature import Block, Diag, Ekfac, Full, Kron, LowRank, Structure
+from lapwing.curvature import GP, Block, Diag, Ekfac, Full, Kron, LowRank, Structure
 from lapwing.errors import InputError
 from lapwing.planning.budget import in_words
 from lapwing.planning.choice import choose, name_of
 from lapwing.planning.costs import Line, Question
 
-STRUCTURES: tuple[Structure, ...] = (Full(), Block(), Kron(), Ekfac(), Diag(), LowRank())
+STRUCTURES: tuple[Structure, ...] = (Full(), Block(), Kron(), Ekfac(), Diag(), LowRank(), GP())
 LAST_LAYER: tuple[Structure, ...] = (Full(), Kron())
 _HEADINGS = ("structure", "on", "how", "exact", "stored", "to fit", "to predict", "epochs", "")
 

@@ -17,7 +17,7 @@ from lapwing.data import ModelInput
 from lapwing.jacobian import Jacobian
 from lapwing.likelihoods import Sites
 from lapwing.linearise import Linearised
-from lapwing.operators import Precision
+from lapwing.operators import Precision, SeparatePrecision
 
 T = TypeVar("T")
 
@@ -113,6 +113,11 @@ def pushforward_joint(weights: WeightGaussian, x: ModelInput) -> tuple[Float[Ten
     return torch.cat([f for f, _ in pieces]).flatten(), weights.precision.inv_gram(J)
 
 
-def linear_draws(weights: WeightGaussian, x: ModelInput, deviations: Float[Tensor, "s p"]) -> Float[Tensor, "s n k"]:
-    """f + J (θ_s − θ*) for given draws of the weights."""
-    return torch.cat(list(weights.each(x, lambda f, J: f + J.mv(deviations))), dim=1)
+def linear_draws(weights: WeightGaussian, x: ModelInput, deviations: Float[Tensor, "s ..."]) -> Float[Tensor, "s n k"]:
+    """f + J (θ_s − θ*) for given draws of the weights (s, P), or of those of every output (s, C, P)."""
+    P = weights.precision
+
+    def move(J: Jacobian) -> Float[Tensor, "s n k"]:
+        return P.moved(J, deviations) if isinstance(P, SeparatePrecision) else J.mv(deviations)
+
+    return torch.cat(list(weights.each(x, lambda f, J: f + move(J))), dim=1)

@@ -12,6 +12,7 @@ from math import isfinite, prod
 
 from lapwing import operators
 from lapwing.curvature import (
+    GP,
     Block,
     Diag,
     Ekfac,
@@ -157,6 +158,7 @@ STRUCTURES = {
     "Kron": Entry(Kron),
     "Ekfac": Entry(Ekfac),
     "LowRank": Entry(LowRank),
+    "GP": Entry(GP),
 }
 CURVATURES = {
     "DenseCurvature": Entry(operators.DenseCurvature),
@@ -171,6 +173,7 @@ CURVATURES = {
     "ExactDamping": Entry(operators.ExactDamping),
     "SplitDamping": Entry(operators.SplitDamping),
     "LowRankCurvature": Entry(LowRankCurvature, _of_no_datum, _check_low_rank),
+    "BoundedCurvature": Entry(operators.BoundedCurvature),
     "RootKernels": Entry(operators.RootKernels),
     "DenseRows": Entry(operators.DenseRows),
     "WrittenRows": Entry(operators.WrittenRows),

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 from lapwing._types import Float, Tensor
-from lapwing.curvature import Exact, Full
+from lapwing.curvature import Exact
 from lapwing.errors import InputError
 from lapwing.likelihoods import Gaussian
 from lapwing.linear_model import MODERATE, PRECISE, QUICK, Design, Effort, Expansion, Problem, solve_mode
@@ -125,7 +125,7 @@ def find_mode(posterior: Posterior, data: Design, effort: Effort) -> Expansion:
 
 def quadratic_is_exact(posterior: Posterior) -> bool:
     """A Gaussian likelihood with its full curvature: the log likelihood of the linear model is the quadratic."""
-    full = isinstance(posterior.structure, Full) and isinstance(posterior.fisher, Exact)
+    full = posterior.structure.exact and isinstance(posterior.fisher, Exact)
     return full and isinstance(posterior.likelihood, Gaussian)
 
 

@@ -80,9 +80,11 @@ def search_validation(
 
 def _shifts(posterior: Posterior) -> list[Shift]:
     """Means to choose from besides the network's."""
-    gradient = posterior.data_gradient()
-    newton = [scaled(posterior, s).precision.solve(gradient) for s in GRID.tolist()]
-    shifts = [Shift("newton", torch.stack(newton).detach())]
+    shifts = []
+    if posterior.precision.of_weights:
+        gradient = posterior.data_gradient()
+        newton = [scaled(posterior, s).precision.solve(gradient) for s in GRID.tolist()]
+        shifts.append(Shift("newton", torch.stack(newton).detach()))
     if posterior.expansion is not None:
         to_mode = (posterior.linear_mode() - posterior.linearised.theta).detach()[None]
         shifts += [Shift("half", 0.5 * to_mode), Shift("linear", to_mode)]

@@ -1,0 +1,155 @@
+"""The Gaussian process view: the posterior over functions, from kernel blocks k(x, x') = J(x) P₀⁻¹ J(x')ᵀ.
+
+    V(x) = k(x, x) − k(x, X) S (I + Sᵀ K S)⁻¹ Sᵀ k(X, x),   S Sᵀ = Λ
+
+With all data and all covariances between outputs it is the Gaussian over weights seen from the other side, and equal to
+it. The choices here make it smaller: fewer data, fewer functions, or no covariances between outputs.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass, replace
+from numbers import Integral
+
+import torch
+
+from lapwing.curvature.accumulate import Accumulator, DenseSum, Full, Structure, Summation, Work
+from lapwing.curvature.estimate import Pass, RunningStatistics, summed_parts
+from lapwing.curvature.points import AtRandom, Criterion, MostInformative, Points, Source, choose_points
+from lapwing.curvature.separate import Separate, diagonal_roots, softmax_roots
+from lapwing.curvature.subspace import BoundedSum, Given, Projected, ProjectedSum, Subspace
+from lapwing.errors import InputError, InputTypeError
+from lapwing.jacobian import Jacobian, RowSizes
+from lapwing.likelihoods import Categorical
+from lapwing.params import ParamLayout
+
+_CRITERIA: dict[str, Criterion] = {"random": AtRandom(), "informative": MostInformative()}
+_MOST_ROWS = 1024  # of outputs predicted at a time: kernels between them and the data stay small
+
+
+@dataclass(frozen=True)
+class GP(Structure):
+    """A posterior over functions.
+
+    `n_points=None` uses all data exactly. With a number, `method` says how the points stand for the data: "subset"
+    (the rest is left out; `sod_scale` says what makes up for it), or all data seen through functions of the points,
+    "nystrom" (the `rank` leading eigenfunctions) and "inducing" (all of them, and the evidence is a lower bound).
+    `coupling`: covariances between outputs kept ("full"), dropped in the kernel ("independent"), or in the likelihood
+    too ("diag"). `points`: "random" or "informative" (largest tr Λ). `mean`: predictions around the network's outputs,
+    or one Newton step from them ("newton").
+    """
+
+    n_points: int | None = None
+    method: str = "subset"
+    coupling: str = "full"
+    points: str = "random"
+    sod_scale: str = "likelihood"
+    rank: int | None = None
+    mean: str = "network"
+    most_rows = _MOST_ROWS
+
+    def __post_init__(self) -> None:
+        _check_count("n_points", self.n_points)
+        _check_count("rank", self.rank)
+        _check_word("method", self.method, ("subset", "nystrom", "inducing"))
+        _check_word("coupling", self.coupling, ("full", "independent", "diag"))
+        _check_word("points", self.points, tuple(_CRITERIA))
+        _check_word("sod_scale", self.sod_scale, ("prior", "likelihood", "none"))
+        _check_word("mean", self.mean, ("network", "newton"))
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.sparse and self.n_points is None:
+            raise InputError(f'GP(method="{self.method}") needs n_points, the number of points it is made of.')
+        if self.sparse and self.coupling != "full":
+            raise InputError(
+                f'GP(method="{self.method}") keeps the covariances between outputs; coupling="{self.coupling}" goes '
+                'with all data or method="subset".'
+            )
+        if self.rank is not None and self.method != "nystrom":
+            raise InputError('GP(rank=...) is the number of eigenfunctions of method="nystrom".')
+        if self.mean == "newton" and self.coupling != "full":
+            raise InputError(
+                f'GP(mean="newton") moves the one set of weights behind all outputs; with coupling="{self.coupling}" '
+                'there is none. Use coupling="full".'
+            )
+
+    @property
+    def sparse(self) -> bool:
+        """Whether all data are seen through functions of the points."""
+        return self.method != "subset"
+
+    @property
+    def exact(self) -> bool:  # type: ignore[override]
+        return self.n_points is None and self.coupling == "full"
+
+    @property
+    def additive(self) -> bool:  # type: ignore[override]
+        return self.exact
+
+    @property
+    def all_data(self) -> bool:  # type: ignore[override]
+        return self.n_points is None or self.sparse or self.sod_scale == "likelihood"
+
+    @property
+    def described(self) -> str:
+        what = [] if self.n_points is None else [f"{self.n_points} points", self.method]
+        what += [] if self.coupling == "full" else [f"{self.coupling} outputs"]
+        return f"gp ({', '.join(what)})" if what else "gp"
+
+    def prepared(self, sweep: Pass, data: Source) -> Work:
+        if self.n_points is None:
+            return Work(self._on_all(sweep), data)
+        points = choose_points(sweep, data, self.n_points, _CRITERIA[self.points])
+        if self.sparse:
+            subspace = Subspace.spanned(_jacobian_at(sweep, points), sweep.P0, self.rank)
+            return Work(Projected(subspace, BoundedSum if self.method == "inducing" else ProjectedSum), data)
+        return self._subset(sweep, data, points)
+
+    def _on_all(self, sweep: Pass) -> Summation:
+        if self.coupling == "full" or sweep.sites.c == 1:  # one output has nothing to be coupled with
+            return Full()
+        roots = softmax_roots if self.coupling == "independent" else diagonal_roots
+        tied = self.coupling == "independent" and isinstance(sweep.likelihood, Categorical)
+        return Separate(roots, sweep.sites, tied)
+
+    def _subset(self, sweep: Pass, data: Source, points: Points) -> Work:
+        summation, weight = self._on_all(sweep), points.n_seen / points.n
+        if self.sod_scale != "likelihood":
+            return Work(summation, lambda: points.batches, weight if self.sod_scale == "prior" else 1.0)
+        # Curvature of the points times N/M; log likelihood and gradient of all data, which cost one pass.
+        parts = summed_parts(sweep, Work(summation, lambda: points.batches), RunningStatistics(sweep))
+        factor = torch.tensor(weight, dtype=torch.float64)
+        return Work(Given(tuple(part.scaled(factor) for part in parts)), data)
+
+    def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
+        return DenseSum(layout.p, device)
+
+    def stored_floats(self, layout: ParamLayout) -> int:
+        return layout.p**2
+
+    def row_floats(self, sizes: RowSizes) -> int:
+        return sizes.factored
+
+
+def _check_count(field: str, value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise InputTypeError(f"GP({field}=...): expected a whole number or None, got {type(value).__name__} {value!r}.")
+    if int(value) < 1:
+        raise InputError(f"GP({field}=...): expected at least 1, got {value}.")
+
+
+def _jacobian_at(sweep: Pass, points: Points) -> Jacobian:
+    """J of the points, as factors."""
+    with closing(replace(sweep, summation=Given(())).pieces(points.batches)) as traced:
+        pieces = [trace.jacobian() for trace, _, _ in traced]
+    return pieces[0].concatenated(pieces[1:])
+
+
+def _check_word(field: str, word: object, known: tuple[str, ...]) -> None:
+    if word not in known:
+        listed = ", ".join(f'"{k}"' for k in known)
+        raise InputError(f"GP: {field} is one of {listed}, got {word!r}.")

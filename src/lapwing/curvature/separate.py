@@ -1,0 +1,89 @@
+"""Rows D^½J of data whose outputs are treated as if they shared no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from lapwing._types import Float, Int, Tensor
+from lapwing.curvature.accumulate import Accumulator, Summation
+from lapwing.curvature.factors import Exact, Fisher
+from lapwing.errors import StructureError
+from lapwing.jacobian import Jacobian
+from lapwing.likelihoods import Independent, Likelihood, Sites, Softmax
+from lapwing.operators import Curvature, LowRankCurvature, SeparateCurvature, stacked
+from lapwing.params import ParamLayout
+
+
+def diagonal_roots(fisher: Fisher, likelihood: Likelihood, f: Tensor, y: Tensor) -> list[Float[Tensor, "n t c c"]]:
+    """D^½ with D = diag Λ: couplings in the likelihood are dropped as well."""
+    _require_exact(fisher)
+    return [torch.diag_embed(part.diagonals().sqrt()) for part in likelihood.part_curvatures(f, y)]
+
+
+def softmax_roots(fisher: Fisher, likelihood: Likelihood, f: Tensor, y: Tensor) -> list[Float[Tensor, "n t c c"]]:
+    """D^½ with Λ = D − D 1 1ᵀD / w for a softmax, D = Λ where the likelihood does not couple its outputs."""
+    _require_exact(fisher)
+    parts = likelihood.part_curvatures(f, y)
+    if any(not isinstance(part, Softmax | Independent) for part in parts):
+        raise StructureError(
+            f'GP(coupling="independent") knows how a softmax couples the outputs; {type(likelihood).__name__} couples '
+            'them in another way. Use coupling="full", or "diag" to drop that coupling too.'
+        )
+    diagonals = [part.w[..., None] * part.p if isinstance(part, Softmax) else part.diagonals() for part in parts]
+    return [torch.diag_embed(d.sqrt()) for d in diagonals]
+
+
+def _require_exact(fisher: Fisher) -> None:
+    if not isinstance(fisher, Exact):
+        raise StructureError(
+            f"A GP without coupling between outputs is made of Λ itself; fisher is {type(fisher).__name__}, whose "
+            'columns mix the outputs. Use fisher="exact", or coupling="full".'
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Separate(Summation):
+    """Data whose outputs share no weights; `tied` where a softmax connects them."""
+
+    columns: Callable[[Fisher, Likelihood, Tensor, Tensor], Sequence[Tensor]]
+    sites: Sites
+    tied: bool
+    whole_data = True
+
+    def roots(self, fisher: Fisher, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[Tensor]:
+        return self.columns(fisher, likelihood, f, y)
+
+    def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
+        return SeparateSum(self.sites, self.tied)
+
+
+class SeparateSum(Accumulator):
+    """Rows of all outputs, kept together: they share the layers' inputs."""
+
+    def __init__(self, sites: Sites, tied: bool) -> None:
+        self.sites, self.tied = sites, tied
+        self.pieces: list[Jacobian] = []
+        self.halves: list[Tensor] = []
+
+    def see(self, part: Float[Tensor, "n t c c"]) -> None:
+        self.halves.append(part.diagonal(dim1=-2, dim2=-1).double().reshape(-1, self.sites.c).T)
+
+    def add(self, pieces: Iterable[Jacobian]) -> None:
+        (rows,) = pieces  # data come whole, so all columns come at once
+        self.pieces.append(rows)
+
+    def result(self) -> Curvature:
+        rows, c = stacked(self.pieces), self.sites.c
+        columns = torch.arange(rows.c, device=rows.device).reshape(-1, c)  # by site, then by output
+        outputs = tuple(LowRankCurvature.of(rows.outputs_at(at)) for at in columns.T)
+        return SeparateCurvature(outputs, self._output_of(), torch.cat(self.halves, 1) if self.tied else None)
+
+    def _output_of(self) -> Int[Tensor, " k"]:
+        """Which output the rows of a network's Jacobian are of, in the network's own order."""
+        k = self.sites.t * self.sites.c
+        return torch.empty(k, dtype=torch.long).scatter_(
+            0, self.sites.split(torch.arange(k)[None])[0].flatten(), torch.arange(k) % self.sites.c
+        )
