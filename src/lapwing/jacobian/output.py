@@ -16,6 +16,7 @@ from lapwing._types import Float, Int, Tensor
 from lapwing.jacobian.block import Block
 from lapwing.jacobian.factored import FactorBlock
 from lapwing.jacobian.inputs import Given
+from lapwing.linalg import aligned_product
 from lapwing.operators import Arrangement, GroupedDiagonal
 
 _FEW_OUTPUTS = 1024
@@ -101,7 +102,8 @@ class OutputBlock(Block):
 
     def rotated(self, U_B: Float[Tensor, "q o o"], U_A: Float[Tensor, "q i i"]) -> OutputBlock:
         """The rows in other coordinates: W ↦ U_Bᵀ W U_A, flattened as (q, o, i)."""
-        a, U = self.a @ U_A[0], U_B[0] if self.U is None else self.U @ U_B[0]
+        a = aligned_product(self.a.flatten(0, 1), U_A[0]).unflatten(0, self.a.shape[:2])
+        U = U_B[0] if self.U is None else self.U @ U_B[0]
         return OutputBlock(Arrangement.plain(1, U_B.shape[2], U_A.shape[2]), lambda: a, U)
 
     def within(self, where: slice) -> Block | None:

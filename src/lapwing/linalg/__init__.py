@@ -4,7 +4,7 @@ from lapwing.linalg.cg import Product, Solution, conjugate_gradients
 from lapwing.linalg.eigen import Eigenpairs, leading_eigenpairs
 from lapwing.linalg.estimated import Estimated
 from lapwing.linalg.finite import all_finite
-from lapwing.linalg.gram import GramSum, Products
+from lapwing.linalg.gram import GramSum, Products, aligned_product
 from lapwing.linalg.lanczos import Applied, Krylov, apply_function, inverse_root, lanczos_quadrature
 from lapwing.linalg.log_grid import products_on_grid
 from lapwing.linalg.pivoted_cholesky import PartialCholesky, pivoted_cholesky, semidefinite_eigenvalues
@@ -22,6 +22,7 @@ __all__ = [
     "Products",
     "Solution",
     "add_gram_",
+    "aligned_product",
     "all_finite",
     "apply_function",
     "conjugate_gradients",

@@ -103,9 +103,15 @@ class GramSum:
         self.n = 0
 
 
-def _aligned(like: Tensor, q: int, d: int, e: int) -> Float[Tensor, "q d e"]:
-    """Room for (q, d, e) numbers. A bias makes e odd, and rows next to each other would begin anywhere."""
-    return like.new_empty(q, d, -(-e // _ALIGNED) * _ALIGNED)[..., :e]
+def aligned_product(x: Float[Tensor, "m d"], y: Float[Tensor, "d e"]) -> Float[Tensor, "m e"]:
+    """x y, written to aligned rows; of tensors that nothing is differentiated by."""
+    return torch.mm(x, y, out=_aligned(x, len(x), y.shape[1]))
+
+
+def _aligned(like: Tensor, *shape: int) -> Float[Tensor, ...]:
+    """Room for so many numbers. A bias makes the last axis odd, and rows next to each other would begin anywhere."""
+    *lead, e = shape
+    return like.new_empty(*lead, -(-e // _ALIGNED) * _ALIGNED)[..., :e]
 
 
 class _Few:
