@@ -13,7 +13,7 @@ import torch
 
 from lapwing._types import Float, Scalar, Tensor
 from lapwing.curvature import Diag, Full, Structure
-from lapwing.errors import StructureError
+from lapwing.errors import NumericalError, StructureError
 from lapwing.likelihoods import Categorical
 from lapwing.linalg import add_gram_, mirror_
 from lapwing.operators import (
@@ -86,13 +86,23 @@ class FunctionFactor(Factor):
     def _L(self) -> Float[Tensor, "mk mk"]:
         m, c, k = self.S.shape
         B = torch.einsum("mck,mcb->mkb", self.S, self._KS.reshape(m, c, m * k)).reshape(m * k, m * k)
-        return torch.linalg.cholesky(B + torch.eye(m * k, dtype=B.dtype, device=B.device))
+        L, info = torch.linalg.cholesky_ex(B + torch.eye(m * k, dtype=B.dtype, device=B.device))
+        if int(info):
+            raise NumericalError(
+                f"The prior's covariance of the outputs reaches {float(self.model.kernel.abs().max()):.3g}: what the "
+                "data say is lost in its rounding. Use a larger prior precision."
+            )
+        return L
+
+    def explained(self, v: Float[Tensor, "m c"]) -> Float[Tensor, "m c"]:
+        """S B⁻¹ Sᵀ v."""
+        inner = torch.einsum("mck,mc->mk", self.S, v).reshape(-1, 1)
+        inner = torch.cholesky_solve(inner, self._L).reshape(len(self.S), -1)
+        return torch.einsum("mck,mk->mc", self.S, inner)
 
     def solve(self, v: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
         model, u = self.model, v / self.model.prior.P0.diagonal
-        inner = torch.einsum("mck,mc->mk", self.S, model.pushed(u)).reshape(-1, 1)
-        inner = torch.cholesky_solve(inner, self._L).reshape(len(self.S), -1)
-        return u - model.pulled(torch.einsum("mck,mk->mc", self.S, inner)) / model.prior.P0.diagonal
+        return u - model.pulled(self.explained(model.pushed(u))) / model.prior.P0.diagonal
 
     def log_det_ratio(self) -> Scalar:
         return 2 * self._L.diagonal().log().sum()
@@ -145,13 +155,13 @@ class FullCovariance(Covariance):
         S = root_of(model, curvature)
         if model.n_outputs < model.p:
             return LowRankCurvature.of(as_rows(S.mT @ model.J)).plus(model.prior.P0)
-        return _dense_precision(model, S)
+        return dense_precision(model, S)
 
     def factor(self, model: LinearModel, curvature: Float[Tensor, "m c c"]) -> Factor:
         S = root_of(model, curvature)
         if model.n_outputs < model.p:
             return FunctionFactor(model, S)
-        return WeightFactor(model, _dense_precision(model, S))
+        return WeightFactor(model, dense_precision(model, S))
 
     def step(
         self, model: LinearModel, curvature: Float[Tensor, "m c c"], factor: Factor, g: Float[Tensor, " p"]
@@ -185,7 +195,7 @@ class DiagonalCovariance(Covariance):
         return _conjugate_gradients(model, curvature, factor, g)
 
 
-def _dense_precision(model: LinearModel, S: Float[Tensor, "m c k"]) -> DensePrecision:
+def dense_precision(model: LinearModel, S: Float[Tensor, "m c k"]) -> DensePrecision:
     """Jᵀ S Sᵀ J + P₀."""
     H = torch.zeros(model.p, model.p, dtype=torch.float64, device=model.J.device)
     for some in model.pieces():

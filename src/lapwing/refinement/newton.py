@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from lapwing._types import Float, Tensor
-from lapwing.linalg import add_gram_, mirror_
+from lapwing.refinement.covariances import FunctionFactor, dense_precision
 from lapwing.refinement.model import LinearModel
 
 _ARMIJO = 1e-4
@@ -65,7 +65,7 @@ def mode_in_weights(model: LinearModel, tolerance: Tolerance = TIGHT) -> Mode:
         converged = tolerance.reached(g, pull)
         if converged or len(path) > tolerance.most_steps:
             break
-        step = torch.cholesky_solve(g[:, None], _hessian_factor(model, h))[:, 0]
+        step = dense_precision(model, model.hessian_root(h)).solve(g)
         t = backtracked(value, theta, step, now=path[-1], slope=float(g @ step))
         if t is None:
             break
@@ -74,56 +74,30 @@ def mode_in_weights(model: LinearModel, tolerance: Tolerance = TIGHT) -> Mode:
     return Mode(theta, tuple(path), converged)
 
 
-def _hessian_factor(model: LinearModel, h: Float[Tensor, "m c"]) -> Float[Tensor, "p p"]:
-    A = model.prior.P0.diagonal.diag()
-    S = model.hessian_root(h)
-    for some in model.pieces():
-        add_gram_(A, model.turned(S, some))
-    return torch.linalg.cholesky(mirror_(A))
-
-
 def mode_in_functions(model: LinearModel, tolerance: Tolerance = TIGHT) -> Mode:
-    """The same mode as θ_* = m₀ + P₀⁻¹ Jᵀ α, by `kernel_mode`. A step costs (N·C)³."""
-    found = kernel_mode(model.kernel, model.outputs(model.prior.mean.expand(model.p)), model, tolerance)
-    theta = model.prior.mean + model.pulled(found.alpha) / model.prior.P0.diagonal
-    start = model.log_lik(model.f) - 0.5 * float(model.scatter(model.theta))
-    return Mode(theta, (start, *found.path), found.converged)
+    """The same mode as θ_* = m₀ + P₀⁻¹ Jᵀ α, with α = κ r there. A step costs (N·C)³.
 
-
-@dataclass(frozen=True, eq=False)
-class KernelMode:
-    """α with h = m + K α at the mode, where α = κ r."""
-
-    alpha: Float[Tensor, "m c"]
-    path: tuple[float, ...]  # from the first step on
-    converged: bool
-
-
-def kernel_mode(
-    K: Float[Tensor, "mc mc"], prior_outputs: Float[Tensor, "m c"], model: LinearModel, tolerance: Tolerance = TIGHT
-) -> KernelMode:
-    """argmax_α κ Σ log p(y | m + K α) − ½ αᵀ K α. No inverse of K or Λ is taken: both may be singular.
-
-    From outputs u = h − m a step leads to α = b − S B⁻¹ Sᵀ K b with b = Λ u + κ r, S Sᵀ = κ Λ, B = I + Sᵀ K S. The
-    first starts at the network's own outputs, which no α need give; where it leads too far, from α = 0.
+    From outputs u = h − m a step leads to α = b − S B⁻¹ Sᵀ K b with b = κΛ u + κ r, S Sᵀ = κΛ, B = I + Sᵀ K S: no
+    inverse of K or Λ is taken, and both may be singular. The first step starts at the network's own outputs, which no
+    α need give; where it leads too far, at α = 0.
     """
+    m = model.outputs(model.prior.mean.expand(model.p))
 
     def moved(alpha: Tensor) -> Float[Tensor, "m c"]:
-        return (K @ alpha.flatten()).reshape(alpha.shape)
+        return (model.kernel @ alpha.flatten()).reshape(alpha.shape)
 
     def value(alpha: Tensor) -> float:
         u = moved(alpha)
-        return model.log_lik(prior_outputs + u) - 0.5 * float((alpha * u).sum())
+        return model.log_lik(m + u) - 0.5 * float((alpha * u).sum())
 
     def stepped(h: Tensor) -> Float[Tensor, "m c"]:
-        S = model.hessian_root(h)
-        b = _times(S, _transposed_times(S, h - prior_outputs)) + model.residual(h)
-        return b - _through(K, S, moved(b))
+        b = torch.einsum("mcd,md->mc", model.hessian(h), h - m) + model.residual(h)
+        return b - FunctionFactor(model, model.hessian_root(h)).explained(moved(b))
 
     alpha = max((stepped(model.f), torch.zeros_like(model.f)), key=value)
-    path, converged = [value(alpha)], False
+    path, converged = [model.log_lik(model.f) - 0.5 * float(model.scatter(model.theta)), value(alpha)], False
     while True:
-        h = prior_outputs + moved(alpha)
+        h = m + moved(alpha)
         w = model.residual(h) - alpha
         converged = tolerance.reached(w, alpha)
         if converged or len(path) > tolerance.most_steps:
@@ -134,24 +108,7 @@ def kernel_mode(
             break
         alpha = alpha + t * step
         path.append(value(alpha))
-    return KernelMode(alpha, tuple(path), converged)
-
-
-def _times(S: Float[Tensor, "m c k"], z: Float[Tensor, "m k"]) -> Float[Tensor, "m c"]:
-    return torch.einsum("mck,mk->mc", S, z)
-
-
-def _transposed_times(S: Float[Tensor, "m c k"], v: Float[Tensor, "m c"]) -> Float[Tensor, "m k"]:
-    return torch.einsum("mck,mc->mk", S, v)
-
-
-def _through(K: Float[Tensor, "mc mc"], S: Float[Tensor, "m c k"], v: Float[Tensor, "m c"]) -> Float[Tensor, "m c"]:
-    """S (I + Sᵀ K S)⁻¹ Sᵀ v."""
-    m, c, k = S.shape
-    KS = torch.einsum("amc,mck->amk", K.reshape(m * c, m, c), S).reshape(m, c, m * k)
-    B = torch.einsum("mck,mcb->mkb", S, KS).reshape(m * k, m * k)
-    L = torch.linalg.cholesky(B + torch.eye(m * k, dtype=B.dtype, device=B.device))
-    return _times(S, torch.cholesky_solve(_transposed_times(S, v).reshape(-1, 1), L).reshape(m, k))
+    return Mode(model.prior.mean + model.pulled(alpha) / model.prior.P0.diagonal, tuple(path), converged)
 
 
 def backtracked(
