@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lapwing.jacobian import DenseBlock, FactorBlock, Given, Jacobian
+from lapwing.linalg import CG, UnitVectors
 from lapwing.operators import (
     Arrangement,
     Basis,
@@ -23,6 +26,8 @@ from lapwing.operators import (
     KroneckerCurvature,
     KroneckerFactors,
     LowRankCurvature,
+    MatrixFreeCurvature,
+    MatrixProducts,
     SplitDamping,
 )
 
@@ -227,6 +232,56 @@ def kronecker_and_dense(seed: int) -> Made:
     P0 = GroupedDiagonal(torch.rand(2, generator=g, dtype=torch.float64) + 0.2, torch.tensor([0] * 8 + [1] * 4))
     return H, torch.block_diag(K, M.T @ M), P0
 
+
+class DenseProducts(MatrixProducts):
+    """Parts H_g that are there as matrices, handed out as products only."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, *roots: Tensor) -> None:
+        self.roots, self.p, self.n_parts = roots, roots[0].shape[1], len(roots)
+
+    def mv(self, v: Tensor, scales: Tensor) -> Tensor:
+        return sum(c * (v @ M.T) @ M for c, M in zip(scales, self.roots, strict=True))
+
+    def draws(self, n: int, scales: Tensor, generator: torch.Generator) -> Tensor:
+        drawn = [c.sqrt() * randn(n, len(M), g=generator) @ M for c, M in zip(scales, self.roots, strict=True)]
+        return torch.stack(drawn).sum(0)
+
+    def diagonals(self) -> Tensor:
+        return torch.stack([(M**2).sum(0) for M in self.roots])
+
+
+def matrix_free_with(near: Curvature, *roots: Tensor, **options: Any) -> MatrixFreeCurvature:
+    options = {"solver": CG(rtol=1e-13), "probes": UnitVectors(), **options}
+    return MatrixFreeCurvature((DenseProducts(*roots),), torch.ones(len(roots), dtype=torch.float64), near, **options)
+
+
+def matrix_free(seed: int) -> Made:
+    """Not among MAKERS: its eigenvalues are not known. Preconditioned by its diagonal."""
+    g = torch.Generator().manual_seed(seed)
+    M, c = randn(7, 12, g=g), torch.tensor(0.7, dtype=torch.float64)
+    return matrix_free_with(DiagonalCurvature((M**2).sum(0)), M).scaled(c), 0.7 * M.T @ M, prior(12, 3, g)
+
+
+def matrix_free_kronecker(seed: int) -> Made:
+    """Preconditioned by Kronecker factors that can take one precision only, under a prior of three."""
+    g = torch.Generator().manual_seed(seed)
+    M, near = randn(7, 12, g=g), kronecker(seed)[0]
+    blocks = BlockDiagonalCurvature((slice(0, 12),), (near,))
+    return matrix_free_with(blocks, M), M.T @ M, prior(12, 3, g)
+
+
+def matrix_free_parts(seed: int) -> Made:
+    """Two parts with scales of their own."""
+    g = torch.Generator().manual_seed(seed)
+    M, N = randn(4, 12, g=g), randn(5, 12, g=g)
+    H = matrix_free_with(DenseCurvature.of(M.T @ M), M, N)
+    scales = torch.tensor([0.4, 1.8], dtype=torch.float64)
+    return replace(H, scales=scales), 0.4 * M.T @ M + 1.8 * N.T @ N, prior(12, 2, g)
+
+
+MATRIX_FREE: list[Callable[[int], Made]] = [matrix_free, matrix_free_kronecker, matrix_free_parts]
 
 MAKERS: list[Callable[[int], Made]] = [
     dense,

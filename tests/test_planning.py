@@ -107,12 +107,13 @@ def test_a_plan_has_a_row_per_structure_and_the_last_layer() -> None:
     model, data = mixed()
     plan = lw.plan(model, data, "classification")
     rows = [(row.structure, row.params) for row in plan.rows]
-    assert rows[:7] == [(word, "all") for word in ("full", "block", "kron", "ekfac", "diag", "lowrank", "gp")]
-    assert rows[7:] == [("full", "last layer"), ("kron", "last layer")]
+    words = ("full", "block", "kron", "ekfac", "diag", "lowrank", "gp", "matrixfree")
+    assert rows[:8] == [(word, "all") for word in words]
+    assert rows[8:] == [("full", "last layer"), ("kron", "last layer")]
     assert (
         plan.chosen is plan.rows[2] and plan.chosen.how == "2 Kronecker blocks, 2 exact dense blocks, 1 exact diagonal"
     )
-    assert [row.exact for row in plan.rows] == [True, False, False, False, False, False, True, True, False]
+    assert [row.exact for row in plan.rows] == [True, False, False, False, False, False, True, True, True, False]
     for words in ("← auto", "auto takes kron", plan.why, "2 Kronecker blocks"):
         assert words in str(plan)
     assert json.loads(json.dumps(plan.record()))["chosen"]["structure"] == "kron"
@@ -141,7 +142,7 @@ def test_a_plan_leaves_no_trace() -> None:
 
 def test_the_last_layer_alone_is_not_listed_twice() -> None:
     model, data = small()
-    assert len(lw.plan(model, data, "classification", params="last_layer").rows) == 7
+    assert len(lw.plan(model, data, "classification", params="last_layer").rows) == 8
 
 
 # --- what auto takes --------------------------------------------------------------------------------

@@ -1,7 +1,19 @@
 """Lapwing: error bars for the neural network you already trained."""
 
 from lapwing.comparison import Comparison, compare
-from lapwing.curvature import GP, Block, Diag, Ekfac, Empirical, Exact, Full, Kron, LowRank, Sampled
+from lapwing.curvature import (
+    GP,
+    Block,
+    Diag,
+    Ekfac,
+    Empirical,
+    Exact,
+    Full,
+    Kron,
+    LowRank,
+    MatrixFree,
+    Sampled,
+)
 from lapwing.diagnosis import Diagnosis
 from lapwing.errors import (
     InputError,
@@ -25,6 +37,7 @@ from lapwing.likelihoods import (
     Poisson,
     check_likelihood,
 )
+from lapwing.linalg import CG, Rademacher, UnitVectors
 from lapwing.merging import merge
 from lapwing.planning import Plan
 from lapwing.posterior import Posterior
@@ -37,6 +50,7 @@ from lapwing.tune import tune
 __version__ = "0.1.0"
 
 __all__ = [
+    "CG",
     "GP",
     "Bernoulli",
     "Block",
@@ -61,12 +75,14 @@ __all__ = [
     "LowRank",
     "Magnitude",
     "MarginalVariance",
+    "MatrixFree",
     "ModelError",
     "NumericalError",
     "Plan",
     "Poisson",
     "Posterior",
     "Prediction",
+    "Rademacher",
     "RandomScore",
     "Sampled",
     "ShapeError",
@@ -74,6 +90,7 @@ __all__ = [
     "StructureError",
     "Subnetwork",
     "Swag",
+    "UnitVectors",
     "check_likelihood",
     "compare",
     "exact_hessian",

@@ -19,6 +19,7 @@ class Evidence:
     log_lik: Scalar
     log_det_ratio: Scalar
     scatter: Scalar
+    std_error: float = 0.0  # of the total, where the determinant is an estimate
 
     @property
     def total(self) -> Scalar:
@@ -34,7 +35,8 @@ def log_evidence(log_lik: Scalar, precision: Precision, prior: GaussianPrior, th
     model with Gaussian likelihood and dense curvature at its mode. Cost: one `logdet`. MacKay (1992).
     """
     ratio = precision.logdet() - prior.P0.logdet()
-    return Evidence(log_lik, ratio, (prior.precisions * prior.scatter(theta)).sum())
+    distance = (prior.precisions * prior.scatter(theta)).sum()
+    return Evidence(log_lik, ratio, distance, 0.5 * precision.logdet_error())
 
 
 def mode_of_quadratic(

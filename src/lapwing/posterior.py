@@ -502,9 +502,8 @@ class Posterior:
         if self.history and self.source is not None:
             yield Finding.of_training_check(*self._training_check(self.source))
         yield from Finding.of_found_groups(self.prior.group_names, self.prior.reasons)
-        spectrum = self.curvature.spectrum()
         low, high = float(self.prior.precisions.min()), float(self.prior.precisions.max())
-        yield Finding.of_condition((float(spectrum.max()) + high) / low)
+        yield Finding.of_condition((float(self.curvature.norm()) + high) / low)
         yield from Finding.of_groups(self.prior.group_names, self.prior.precisions.detach(), *self.precision_bounds())
         gradients_vanish = [n for n in self.layout.names if not bool(self.curvature.diagonal()[self.layout[n]].any())]
         yield from Finding.of_unused(gradients_vanish)

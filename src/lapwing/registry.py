@@ -23,6 +23,7 @@ from lapwing.curvature import (
     Full,
     Kron,
     LowRank,
+    MatrixFree,
     Sampled,
     Structure,
 )
@@ -61,6 +62,7 @@ STRUCTURES: dict[str, Structure | None] = {
     "diag": Diag(),
     "lowrank": LowRank(),
     "gp": GP(),
+    "matrixfree": MatrixFree(),
 }
 LINKS: dict[str, link_rules.Link] = {
     "probit": link_rules.PROBIT,

@@ -15,9 +15,8 @@ from lapwing.operators import Precision, SeparatePrecision
 def weight_deviations(
     precision: Precision, n: int, *, generator: torch.Generator, device: torch.device
 ) -> Float[Tensor, "n p"]:
-    """n draws from N(0, P⁻¹): R ε with R Rᵀ = P⁻¹."""
-    eps = torch.randn(counted("n", n), precision.p, generator=generator, dtype=torch.float64, device=generator.device)
-    return precision.half_solve(eps.to(device))
+    """n draws from N(0, P⁻¹)."""
+    return precision.draws(counted("n", n), generator=generator, device=device)
 
 
 def copy_deviations(precision: SeparatePrecision, n: int, *, generator: torch.Generator) -> Float[Tensor, "n c p"]:

@@ -7,6 +7,7 @@ from lapwing.curvature.gauss_newton import GaussNewton
 from lapwing.curvature.gp import GP
 from lapwing.curvature.kronecker import Ekfac, Kron
 from lapwing.curvature.low_rank import LowRank
+from lapwing.curvature.matrix_free import MatrixFree
 
 __all__ = [
     "GP",
@@ -22,6 +23,7 @@ __all__ = [
     "GaussNewton",
     "Kron",
     "LowRank",
+    "MatrixFree",
     "Sampled",
     "Structure",
     "estimate",

@@ -6,6 +6,7 @@ H(c) v = Σ_n J_nᵀ (Σ_g c_g Λ_ng) J_n v
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
@@ -35,9 +36,28 @@ class GaussNewton:
         """Σ_g c_g H_g v for several v: one pass over the data."""
         return self.jacobian.sandwich(v, lambda piece, q: self._weighed(piece, q, scales))
 
+    def draws(self, n: int, scales: Float[Tensor, " g"], generator: torch.Generator) -> Float[Tensor, "n p"]:
+        """Σ Jᵀ S u with u standard normal: n draws from N(0, H), in one pass."""
+        device = self.jacobian.linearised.network.device
+        total = torch.zeros(n, self.p, dtype=torch.float64, device=device)
+        with closing(self.jacobian.pieces()) as pieces:
+            for piece in pieces:
+                f = self.sites.split(self.outputs(piece.trace)).double()
+                roots = self.fisher.parts(self.likelihood, f, piece.y)
+                drawn = [_times_normal(c.sqrt() * S, n, generator) for c, S in zip(scales, roots, strict=True)]
+                u = self.sites.join(torch.stack(drawn).sum(0).flatten(0, 1))
+                piece.add_vjp_(total, u.reshape(n, len(f), -1))
+        return total
+
     def _weighed(self, piece: DataPiece, q: Float[Tensor, "m n k"], scales: Float[Tensor, " g"]) -> Tensor:
         f = self.sites.split(self.outputs(piece.trace)).double()
         by_site = self.sites.split(q.flatten(0, 1)).reshape(*q.shape[:2], *f.shape[1:])
         parts = self.fisher.mvs(self.likelihood, f, piece.y, by_site)
         total = sum((c * part for c, part in zip(scales, parts, strict=True)), torch.zeros_like(by_site))
         return self.sites.join(total.flatten(0, 1)).reshape(q.shape)
+
+
+def _times_normal(S: Float[Tensor, "n t c m"], n_draws: int, generator: torch.Generator) -> Float[Tensor, "d n t c"]:
+    shape = (n_draws, *S.shape[:2], S.shape[3])
+    u = torch.randn(shape, generator=generator, dtype=torch.float64, device=generator.device).to(S.device)
+    return torch.einsum("ntcm,dntm->dntc", S.double(), u)

@@ -1,6 +1,6 @@
 """Numerical linear algebra on plain tensors: no model, no data."""
 
-from lapwing.linalg.cg import Product, Solution, conjugate_gradients
+from lapwing.linalg.cg import CG, Product, Solution, conjugate_gradients
 from lapwing.linalg.eigen import Eigenpairs, leading_eigenpairs
 from lapwing.linalg.estimated import Estimated
 from lapwing.linalg.finite import all_finite
@@ -8,19 +8,24 @@ from lapwing.linalg.gram import GramSum, Products, aligned_product
 from lapwing.linalg.lanczos import Applied, Krylov, apply_function, inverse_root, lanczos_quadrature
 from lapwing.linalg.log_grid import products_on_grid
 from lapwing.linalg.pivoted_cholesky import PartialCholesky, pivoted_cholesky, semidefinite_eigenvalues
+from lapwing.linalg.probes import Probes, Rademacher, UnitVectors
 from lapwing.linalg.symmetric import add_gram_, mirror_
 from lapwing.linalg.trace import hutch_plus_plus, hutchinson, signs, trace
 
 __all__ = [
+    "CG",
     "Applied",
     "Eigenpairs",
     "Estimated",
     "GramSum",
     "Krylov",
     "PartialCholesky",
+    "Probes",
     "Product",
     "Products",
+    "Rademacher",
     "Solution",
+    "UnitVectors",
     "add_gram_",
     "aligned_product",
     "all_finite",

@@ -7,12 +7,14 @@ close to the energy norm of the error when the preconditioner is close to the ma
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from lapwing._types import Float, Tensor
+from lapwing.errors import InputError, InputTypeError, NumericalError
 
 Product = Callable[[Tensor], Tensor]  # (m, p) → (m, p), linear
 
@@ -125,3 +127,39 @@ def _spread(values: Tensor, where: Tensor) -> Tensor:
 def _stalled(worst: list[float]) -> bool:
     """No better by half than it was long ago."""
     return len(worst) > _PATIENCE and min(worst[-_PATIENCE:]) > 0.5 * min(worst[:-_PATIENCE])
+
+
+@dataclass(frozen=True)
+class CG:
+    """Conjugate gradients to a relative residual `rtol`, in at most `max_iterations` products."""
+
+    rtol: float = 1e-6
+    max_iterations: int = 1000
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rtol < 1:
+            raise InputError(f"CG: rtol must lie between 0 and 1, got {self.rtol}.")
+        if isinstance(self.max_iterations, bool) or not isinstance(self.max_iterations, int):
+            raise InputTypeError(f"CG: max_iterations must be a whole number, got {self.max_iterations!r}.")
+        if self.max_iterations < 1:
+            raise InputError(f"CG: max_iterations must be at least 1, got {self.max_iterations}.")
+
+    def __call__(self, mv: Product, b: Float[Tensor, "m p"], precondition: Product) -> Solution:
+        """Refuses a matrix that is not positive definite, and says when the tolerance was not reached."""
+        found = conjugate_gradients(
+            mv, b, precondition=precondition, rtol=self.rtol, max_iterations=self.max_iterations
+        )
+        if found.indefinite:
+            raise NumericalError(
+                f"Conjugate gradients met a direction without positive curvature after {found.iterations} iterations: "
+                "the precision is not positive definite in the network's precision. Use a larger prior precision, or a "
+                "network in float64 (model.double())."
+            )
+        if not found.converged:
+            warnings.warn(
+                f"Conjugate gradients stopped after {found.iterations} iterations at a relative residual of "
+                f"{float(found.residuals.max()):.1g}, above rtol = {self.rtol:g}. Networks in float32 have a floor: "
+                "use CG(rtol=1e-4), a network in float64 (model.double()), or more max_iterations.",
+                stacklevel=2,
+            )
+        return found

@@ -21,6 +21,7 @@ from lapwing.operators.kronecker import (
     SplitDamping,
 )
 from lapwing.operators.low_rank import LowRankCurvature, LowRankPrecision, RootKernels, stacked
+from lapwing.operators.matrix_free import MatrixFreeCurvature, MatrixFreePrecision, MatrixProducts
 from lapwing.operators.separate import SeparateCurvature, SeparatePrecision
 from lapwing.operators.written_rows import WrittenRows
 
@@ -47,6 +48,9 @@ __all__ = [
     "KroneckerFactors",
     "LowRankCurvature",
     "LowRankPrecision",
+    "MatrixFreeCurvature",
+    "MatrixFreePrecision",
+    "MatrixProducts",
     "Precision",
     "RootKernels",
     "RotatedPrecision",

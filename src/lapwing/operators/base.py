@@ -91,6 +91,7 @@ class Curvature(ABC):
     """H ⪰ 0. It may be singular, so there is no `solve`: the type says what is legal."""
 
     p: int
+    precise: bool = True  # whether determinants and traces are exact, not estimates
     adds_prior: bool = True  # whether `plus` is H + P₀ exactly, so that eigenvalues shift by a scalar prior
 
     @abstractmethod
@@ -114,6 +115,10 @@ class Curvature(ABC):
 
     def trace(self) -> Scalar:
         return self.diagonal().sum()
+
+    def norm(self) -> Scalar:
+        """The largest eigenvalue."""
+        return self.spectrum().max()
 
     @abstractmethod
     def scaled(self, c: Scalar) -> Self:
@@ -161,9 +166,18 @@ class Precision(ABC):
         """P⁻¹ v to single precision where that is cheaper: good enough to precondition with."""
         return self.solve(v)
 
+    def nearby(self) -> Precision:
+        """A precision close to this one that is cheap to solve with: itself, unless its solves are iterations."""
+        return self
+
     @abstractmethod
     def half_solve(self, eps: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
         """R ε with R Rᵀ = P⁻¹: a draw from N(0, P⁻¹) when ε is standard normal."""
+
+    def draws(self, n: int, *, generator: torch.Generator, device: torch.device) -> Float[Tensor, "n p"]:
+        """n draws from N(0, P⁻¹)."""
+        eps = torch.randn(n, self.p, generator=generator, dtype=torch.float64, device=generator.device)
+        return self.half_solve(eps.to(device))
 
     @abstractmethod
     def inv_quad(self, J: Rows) -> Float[Tensor, "n c c"]:
@@ -183,6 +197,10 @@ class Precision(ABC):
 
     @abstractmethod
     def logdet(self) -> Scalar: ...
+
+    def logdet_error(self) -> float:
+        """The standard error of `logdet`, where it is an estimate."""
+        return 0.0
 
     @abstractmethod
     def to_dense(self) -> Float[Tensor, "p p"]: ...

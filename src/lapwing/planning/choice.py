@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from lapwing.curvature import GP, Block, Diag, Ekfac, Full, Kron, Structure
+from lapwing.curvature import GP, Block, Diag, Ekfac, Full, Kron, MatrixFree, Structure
 from lapwing.errors import InputError, StructureError
 from lapwing.operators import GroupedDiagonal
 from lapwing.planning.budget import chunk_floats, in_words
@@ -40,6 +40,8 @@ class Needs:
 
     def stored_bytes(self, structure: Structure) -> int:
         """The curvature itself, float64."""
+        if isinstance(structure, MatrixFree):
+            return self.stored_bytes(structure.preconditioner)
         if isinstance(structure, Ekfac):
             return 8 * (self.survey.kept_floats + self.n_parts * self.p)
         if isinstance(structure, GP):
@@ -54,6 +56,8 @@ class Needs:
         Kronecker: eigenvectors in float64 and float32, eigenvalues and their inverses. Others: the sum of the parts and
         its factor.
         """
+        if isinstance(structure, MatrixFree):
+            return self.needed_bytes(structure.preconditioner) + 8 * structure.working_floats(self.survey.layout)
         if isinstance(structure, Kron):
             return self.stored_bytes(structure) + 12 * self.survey.kept_floats + 16 * self.p
         kept = self.stored_bytes(structure) * (self.n_parts + 2) // self.n_parts
@@ -102,11 +106,11 @@ def choose(structure: Structure | None, needs: Needs) -> Choice:
 
 def refuse_factors_of_a_selection(structure: Structure | None) -> None:
     """Single weights of a layer have no Kronecker factors."""
-    if isinstance(structure, Kron):
+    if structure is not None and isinstance(structure.summed, Kron):
         raise StructureError(
             f'structure "{name_of(structure)}" needs whole tensors: a Kronecker product has no meaning for single '
-            'weights of a layer. Use structure="full" (the default for a subnetwork), "block" or "diag", or infer '
-            "whole layers: params=[...]."
+            'weights of a layer. Use structure="full" (the default for a subnetwork), "block", "diag" or '
+            "lw.MatrixFree(preconditioner=lw.Diag()), or infer whole layers: params=[...]."
         )
 
 

@@ -15,6 +15,7 @@ from lapwing.curvature import (
     Full,
     Kron,
     LowRank,
+    MatrixFree,
     Sampled,
     Structure,
 )
@@ -102,6 +103,8 @@ class Question:
             return counted(len(self.survey.layout.modules), "dense block")
         if isinstance(structure, LowRank):
             return counted(min(structure.rank, self.needs.p), "leading eigenpair")
+        if isinstance(structure, MatrixFree):
+            return f"products with all of it, preconditioned by {name_of(structure.preconditioner)}"
         return self.survey.treatments() if isinstance(structure, Kron) else "exact diagonal"
 
     def _bytes(self, structure: Structure) -> tuple[int, int, int]:
@@ -111,6 +114,9 @@ class Question:
             return stored, needed, needed
         if isinstance(structure, Full | Block | GP):
             return self._dense_bytes(structure, stored)
+        if isinstance(structure, MatrixFree):
+            fit, predict = self._tried(structure.preconditioner)
+            return stored, fit, predict + 8 * structure.working_floats(self.survey.layout) * self.rehearsal.linearised.k
         if isinstance(structure, LowRank):
             fit, predict = self._tried(Diag())
             return stored, 8 * structure.working_floats(self.survey.layout) + fit, 3 * stored + predict
@@ -136,6 +142,8 @@ class Question:
 
     def _macs(self, structure: Structure) -> int:
         """Multiplications per datum: forward, gradient of the log likelihood, columns of SᵀJ, and adding them up."""
+        if isinstance(structure, MatrixFree):
+            return self._macs(structure.preconditioner)
         gradient = 2 * self.forward_macs if self.body_columns else sum(_layer(tile) for tile in self.survey.tiles)
         passes = self.forward_macs + gradient + self.body_columns * self.forward_macs
         if self.closed_output and not isinstance(structure, Full | Block | LowRank | GP):

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from lapwing import registry
-from lapwing.curvature import FitStatistics
-from lapwing.errors import InputTypeError, LapwingError, StorageError, located
+from lapwing.curvature import FitStatistics, MatrixFree
+from lapwing.errors import InputTypeError, LapwingError, StorageError, StructureError, located
 from lapwing.jacobian import RowSizes
 from lapwing.layers import rule_for
 from lapwing.likelihoods import CustomLikelihood, Gaussian, Likelihood
@@ -48,6 +48,11 @@ def save(posterior: Posterior, path: str | os.PathLike[str]) -> None:
     """
     if not isinstance(posterior, Posterior):
         raise InputTypeError(f"save: expected a Posterior from lw.fit, got {type(posterior).__name__}.")
+    if isinstance(posterior.structure, MatrixFree):
+        raise StructureError(
+            "save: a matrix-free posterior is products with its training data, and these are not written to a file. "
+            'Fit again where it is needed, or save structure="lowrank" or "kron".'
+        )
     target = _path("save", path)
     content = encoded(posterior)
     replace_file(target, lambda file: container.write(file, content))

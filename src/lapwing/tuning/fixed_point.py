@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,7 +12,18 @@ from lapwing._types import Float, Tensor
 from lapwing.posterior import Posterior
 from lapwing.tuning.step import noise_is_free, noise_of, step, with_noise
 
-_MOST_STEPS, _RTOL = 1000, 1e-9
+
+@dataclass(frozen=True)
+class _Rest:
+    """When to stop."""
+
+    most_steps: int
+    rtol: float  # change of a log that counts as none
+
+    @classmethod
+    def of(cls, posterior: Posterior) -> _Rest:
+        """Estimates repeat themselves, their probes being fixed, but have an error; digits below it mean nothing."""
+        return cls(1000, 1e-9) if posterior.curvature.precise else cls(60, 1e-3)
 
 
 def iterate_fixed_point(posterior: Posterior, *, noise: bool) -> Posterior:
@@ -22,10 +33,11 @@ def iterate_fixed_point(posterior: Posterior, *, noise: bool) -> Posterior:
     are stationary points of the evidence. A group that runs to a bound is pruned, and no longer waited for; where an
     update overshoots and turns back, later steps are shortened. MacKay (1992).
     """
-    tuned, change = _iterated(posterior, noise, _MOST_STEPS)
-    if change >= _RTOL:
+    rest = _Rest.of(posterior)
+    tuned, change = _iterated(posterior, noise, rest)
+    if change >= rest.rtol:
         warnings.warn(
-            f"The fixed-point updates still moved by {change:.2g} (relative) after {_MOST_STEPS} steps; "
+            f"The fixed-point updates still moved by {change:.2g} (relative) after {rest.most_steps} steps; "
             'by="evidence" converges faster.',
             stacklevel=5,
         )
@@ -34,16 +46,16 @@ def iterate_fixed_point(posterior: Posterior, *, noise: bool) -> Posterior:
 
 def take_fixed_point_steps(posterior: Posterior, *, noise: bool) -> Posterior:
     """A few of the same updates, for a point θ_* that is to be found anew after them."""
-    return _iterated(posterior, noise, 5)[0]
+    return _iterated(posterior, noise, replace(_Rest.of(posterior), most_steps=5))[0]
 
 
-def _iterated(posterior: Posterior, noise: bool, max_steps: int) -> tuple[Posterior, float]:
+def _iterated(posterior: Posterior, noise: bool, rest: _Rest) -> tuple[Posterior, float]:
     """The posterior after the updates, and how much the last one moved."""
     tune_noise = noise and noise_is_free(posterior)
     low, high = posterior.precision_bounds()
     current, steps = posterior, [step(posterior.log_evidence().detach(), posterior)]
     last, damping = torch.zeros_like(posterior.prior.precisions), 1.0
-    for _ in range(max_steps):
+    for _ in range(rest.most_steps):
         wanted = _wanted(current).clamp(min=low, max=high).log() - current.prior.precisions.detach().log()
         damping = damping / 2 if bool((wanted * last < -0.25 * last**2).any()) else min(1.0, 1.1 * damping)
         precisions = (current.prior.precisions.detach().log() + damping * wanted).exp().clamp(min=low, max=high)
@@ -53,7 +65,7 @@ def _iterated(posterior: Posterior, noise: bool, max_steps: int) -> tuple[Poster
         change, last = _largest_change(current, updated, low, high), wanted
         current = updated
         steps.append(step(current.log_evidence().detach(), current))
-        if change < _RTOL:
+        if change < rest.rtol:
             break
     return replace(current, history=(*posterior.history, *steps)), change
 

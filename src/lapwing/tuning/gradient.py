@@ -8,6 +8,7 @@ import torch
 
 from lapwing._types import Float, Scalar, Tensor
 from lapwing.posterior import Posterior
+from lapwing.tuning.fixed_point import iterate_fixed_point
 from lapwing.tuning.step import Step, at, log_bounds, noise_is_free, noise_of, step, with_noise
 from lapwing.tuning.target import Target, target
 
@@ -15,8 +16,12 @@ from lapwing.tuning.target import Target, target
 def maximise_evidence(posterior: Posterior, *, noise: bool) -> Posterior:
     """Maximise log Z over log precisions and, when it is to be estimated, log noise.
 
-    The curvature at unit noise never changes; at the linear mode its point of expansion does not either.
+    The curvature at unit noise never changes; at the linear mode its point of expansion does not either. Where
+    determinants are estimates, MacKay's updates find the same stationary points: they need derivatives only, and no
+    line search that the error of the estimates would mislead.
     """
+    if not posterior.curvature.precise:
+        return iterate_fixed_point(posterior, noise=noise)
     tune_noise = noise and noise_is_free(posterior)
     closed = target(posterior)
     return _by_lbfgs(posterior, tune_noise) if closed is None else _by_newton(posterior, closed, tune_noise)

@@ -46,10 +46,13 @@ class LinearTuning:
     memory: int  # rounds that Anderson's acceleration looks back on
 
     @classmethod
-    def of(cls, design: Design) -> LinearTuning:
-        """To the last digits where J is at hand; some forty passes, or on large problems six, where it is not."""
+    def of(cls, design: Design, precise: bool) -> LinearTuning:
+        """To the last digits where J is at hand and determinants are exact; else to what their errors are worth.
+
+        Some forty passes, or on large problems six, where J is not at hand.
+        """
         if design.precise:
-            return cls(60, 1e-7, PRECISE, 5)
+            return cls(60, 1e-7, PRECISE, 5) if precise else cls(20, 1e-2, PRECISE, 0)
         return cls(3, 0.05, MODERATE, 0) if design.size <= _MODERATE_SIZE else cls(2, 0.05, QUICK, 0)
 
 
@@ -88,9 +91,10 @@ def tune_at_linear_mode(
 
 def _alternated(posterior: Posterior, ascend: Ascent, data: Design, noise: bool) -> Posterior:
     """θ_* and the hyperparameters in turns, on one curvature."""
-    plan = LinearTuning.of(data)
+    plan = LinearTuning.of(data, posterior.curvature.precise)
     # θ_* moves in any case: MacKay's updates need not stand still in between.
-    ascend = take_fixed_point_steps if ascend is iterate_fixed_point else ascend
+    if ascend is iterate_fixed_point or not posterior.curvature.precise:
+        ascend = take_fixed_point_steps
     mixing, current, plain, reached = Anderson(plan.memory), posterior, posterior, -inf
     for _ in range(plan.most_rounds):
         held = replace(current, expansion=find_mode(current, data, plan.effort))
@@ -114,7 +118,7 @@ def find_mode(posterior: Posterior, data: Design, effort: Effort) -> Expansion:
     start = posterior.expansion
     if start is None or start.outputs is None:  # a posterior from a file knows θ_*, but not the data's outputs there
         start = Expansion(posterior.linearised.theta, posterior.estimate.statistics, follows=False)
-    found = solve_mode(problem, start, posterior.precision, effort)
+    found = solve_mode(problem, start, posterior.precision.nearby(), effort)
     if found.statistics.n != posterior.n_data:
         raise InputError(
             f"tune got {found.statistics.n} data, but the posterior was fitted on {posterior.n_data} data, and the "

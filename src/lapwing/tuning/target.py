@@ -24,7 +24,7 @@ import torch
 from lapwing._types import Float, Int, Scalar, Tensor
 from lapwing.curvature import Exact, FitStatistics, Sampled
 from lapwing.likelihoods import Gaussian
-from lapwing.operators import DenseCurvature, GroupedDiagonal, LowRankCurvature
+from lapwing.operators import DenseCurvature, GroupedDiagonal, LowRankCurvature, MatrixFreeCurvature
 from lapwing.posterior import Posterior
 
 
@@ -238,9 +238,10 @@ MOST_GROUPS = 1_000  # groups up to which their Hessian is formed
 
 
 def target(posterior: Posterior) -> Target | None:
-    """The evidence in closed form, or None: several noise levels, damping that is not a prior, many rows."""
+    """The evidence in closed form, or None: several noise levels, damping that is not a prior, many rows, no matrix."""
     prior, part = posterior.prior, posterior.estimate.parts[0]
-    simple = len(posterior.estimate.parts) == 1 and part.adds_prior and isinstance(posterior.fisher, Exact | Sampled)
+    known = part.adds_prior and not isinstance(part, MatrixFreeCurvature)
+    simple = len(posterior.estimate.parts) == 1 and known and isinstance(posterior.fisher, Exact | Sampled)
     if not simple or prior.P0.n_groups > MOST_GROUPS:
         return None
     at = posterior.expansion

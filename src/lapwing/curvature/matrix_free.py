@@ -1,0 +1,113 @@
+"""The whole curvature without storing it: products with all the data, and a cheaper structure to precondition with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+from lapwing._types import Float, Tensor
+from lapwing.curvature.accumulate import Diag, Structure
+from lapwing.curvature.estimate import estimate
+from lapwing.curvature.gauss_newton import GaussNewton
+from lapwing.curvature.kronecker import Kron
+from lapwing.errors import InputTypeError
+from lapwing.jacobian import RowSizes
+from lapwing.linalg import CG, Probes, Rademacher
+from lapwing.operators import Curvature, MatrixFreeCurvature, MatrixProducts
+from lapwing.params import ParamLayout
+
+_VECTORS = 8  # of P numbers that a solve for one right-hand side works with
+_ROW_FLOATS = 1 << 22
+
+
+@dataclass(frozen=True)
+class MatrixFree(Structure):
+    """All of H, by products with it: solves by preconditioned conjugate gradients, determinants by probes.
+
+    `preconditioner` is a structure that is summed in the fit (Kron, Diag, Ekfac or Block); it changes how long things
+    take, and how large the errors of estimates are, but not what is estimated. The posterior comes back to the data for
+    everything it is asked.
+    """
+
+    preconditioner: Structure = field(default_factory=Kron)
+    solver: CG = field(default_factory=CG)
+    probes: Probes = field(default_factory=Rademacher)
+    by_products = True
+    additive = True
+    exact = True
+
+    def __post_init__(self) -> None:
+        expected = (("preconditioner", Structure, "lw.Kron()"), ("solver", CG, "lw.CG()"))
+        for name, kind, example in (*expected, ("probes", Probes, "lw.Rademacher(16)")):
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise InputTypeError(f"MatrixFree: {name} must be an object such as {example}, got {value!r}.")
+        if self.preconditioner.by_products:
+            raise InputTypeError(
+                f"MatrixFree: the preconditioner must be summed in one pass, such as lw.Kron() or lw.Diag(); "
+                f"{type(self.preconditioner).__name__} is not."
+            )
+
+    @property
+    def summed(self) -> Structure:
+        return self.preconditioner
+
+    def from_products(self, H: GaussNewton, n_parts: int, near: Sequence[Curvature]) -> list[Curvature]:
+        source = _Streamed(H, n_parts)
+        one_hot = torch.eye(n_parts, dtype=torch.float64, device=source.device)
+        return [
+            MatrixFreeCurvature((source,), e, part, self.solver, self.probes)
+            for e, part in zip(one_hot, near, strict=True)
+        ]
+
+    def stored_floats(self, layout: ParamLayout) -> int:
+        return self.preconditioner.stored_floats(layout)
+
+    def working_floats(self, layout: ParamLayout) -> int:
+        return _VECTORS * layout.p
+
+    def row_floats(self, sizes: RowSizes) -> int:
+        return _VECTORS * sizes.dense
+
+
+@dataclass(frozen=True, eq=False)
+class _Streamed(MatrixProducts):
+    """The curvature of the data a posterior was fitted on."""
+
+    H: GaussNewton
+    n_parts: int
+
+    @property
+    def p(self) -> int:  # type: ignore[override]
+        return self.H.p
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self.H.jacobian.linearised.network.device
+
+    def mv(self, v: Float[Tensor, "m p"], scales: Float[Tensor, " g"]) -> Float[Tensor, "m p"]:
+        return self.H.mv(v, scales)
+
+    def draws(self, n: int, scales: Float[Tensor, " g"], generator: torch.Generator) -> Float[Tensor, "n p"]:
+        return self.H.draws(n, scales, generator)
+
+    def diagonals(self) -> Float[Tensor, "g p"]:
+        return self._diagonals
+
+    @cached_property
+    def _diagonals(self) -> Float[Tensor, "g p"]:
+        """Exact, by another pass over the data."""
+        found = estimate(
+            self.H.jacobian.linearised,
+            self.H.likelihood,
+            self.H.jacobian.source,
+            sites=self.H.sites,
+            structure=Diag(),
+            fisher=self.H.fisher,
+            chunk_floats=_ROW_FLOATS,
+            outputs=self.H.outputs,
+        )
+        return torch.stack([part.diagonal() for part in found.parts])
