@@ -39,7 +39,9 @@ from untouched import stir, untouched
 NOISE = 0.3
 
 
-def fitted(kind: str, structure: str = "full", n: int = 24, **options: object) -> tuple[lw.Posterior, Tensor, Tensor]:
+def fitted(
+    kind: str, structure: object = "full", n: int = 24, **options: object
+) -> tuple[lw.Posterior, Tensor, Tensor]:
     model, x, y = problem(kind, n=n)
     likelihood = lw.Gaussian(noise_std=NOISE) if kind == "regression" else kind
     prior = lw.prior(model, [0.4, 2.0], groups="layer")
@@ -113,6 +115,16 @@ def test_every_structure_has_the_true_mode_and_its_own_curvature_there(structure
     assert_close(refined.mean, lw.refine(fitted("classification")[0]).mean, rtol=1e-8)
     at = at_weights("classification", posterior, x, y, refined.mean)
     assert_close(refined.curvature.to_dense(), structured(structure, posterior, x, at), rtol=1e-8)
+
+
+@pytest.mark.parametrize("structure", ["gp", lw.LowRank(rank=22)], ids=["gp", "lowrank"])
+@pytest.mark.parametrize("n", [3, 24])  # fewer and more outputs than weights
+def test_function_space_and_all_eigenpairs_are_the_full_posterior(structure: object, n: int):
+    full, other = (lw.refine(fitted("classification", kind, n=n)[0]) for kind in ("full", structure))
+    x = fitted("classification")[1][:5] + 0.1
+    assert_close(other.outputs(x).mean, full.outputs(x).mean, rtol=1e-8)
+    assert_close(other.outputs(x).cov, full.outputs(x).cov, rtol=1e-8)
+    assert_close(other.log_evidence(), full.log_evidence(), rtol=1e-8)
 
 
 def structured(structure: str, posterior: lw.Posterior, x: Tensor, at: At) -> Tensor:
