@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import resource
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 import lapwing as lw
+from faults import died_at, files_up_to
 from lapwing.linear_model import Expansion, Search
 from lapwing.operators import LowRankCurvature
-from lapwing.storage import atomic, container
 from stored import KINDS, LABELS, STRUCTURES, N, T, X, answers, assert_close, assert_same_bits, fitted, kept, network
 from untouched import stir, untouched
 
@@ -375,51 +373,9 @@ def test_a_full_disk_leaves_the_old_file(offset: float, path: Path) -> None:
     size = path.stat().st_size
     lw.save(old, path)
     before = path.read_bytes()
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (int(offset * size), hard))
-    try:
-        with pytest.raises(lw.StorageError, match="could not be written"):
-            lw.save(new, path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with files_up_to(int(offset * size)), pytest.raises(lw.StorageError, match="could not be written"):
+        lw.save(new, path)
     assert path.read_bytes() == before and os.listdir(path.parent) == [path.name]
-
-
-def died_at(point: int, run: Callable[[], None]) -> bool:
-    """Run in a child that kills itself with SIGKILL at the point-th step of writing; whether it got there."""
-    pid = os.fork()
-    if pid == 0:
-        steps = iter(range(10**9))
-
-        def step() -> None:
-            if next(steps) == point:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        try:
-            _watch(step)
-            run()
-        finally:
-            os._exit(0)
-    return os.WIFSIGNALED(os.waitpid(pid, 0)[1])
-
-
-def _watch(step: Callable[[], None]) -> None:
-    """Call `step` before every write, sync and rename of a file that is being replaced."""
-    fill, fsync, rename = container.write, os.fsync, os.replace
-
-    class Slow:
-        def __init__(self, file: Any) -> None:
-            self.file = file
-
-        def write(self, content: Any) -> None:
-            step()
-            self.file.write(content)
-            self.file.flush()
-
-    container.write = lambda file, content: fill(Slow(file), content)
-    atomic.os = type(
-        "os", (), {**vars(os), "fsync": lambda f: (step(), fsync(f)), "replace": lambda *a: (step(), rename(*a))}
-    )
 
 
 @pytest.mark.parametrize("point", [0, 3, pytest.param(range(1, 30), marks=pytest.mark.slow)])

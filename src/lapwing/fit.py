@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from contextlib import suppress
 from functools import partial
@@ -36,6 +37,7 @@ from lapwing.priors import GaussianPrior
 from lapwing.probe import LayoutChoice, last_layer, linearise
 from lapwing.sampling import seeded
 from lapwing.sandbox import plain_tensors, random_state_kept
+from lapwing.storage import Checkpoint, binding, in_order
 from lapwing.subnetwork import Candidates, Selector
 
 
@@ -53,10 +55,15 @@ def fit(
     memory: str | float | None = None,
     progress: bool | None = None,
     generator: torch.Generator | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    every: float = 60,
 ) -> Posterior:
     """Linearise a trained network and fit a Gaussian posterior over its weights: one pass over the data.
 
     The model, its buffers, hooks, modes and gradients, and all global random states are untouched afterwards.
+
+    `checkpoint` names a directory where progress is written every so many seconds; after an interruption the same call
+    goes on from there, to the same bits. A loader that shuffles is then read in its data set's order.
     """
     registry.check_module("fit", model)
     model = uncompiled(model)
@@ -69,7 +76,7 @@ def fit(
     else:
         refuse_factors_of_a_selection(chosen)
     with random_state_kept():
-        batches = as_batches(data)
+        batches = as_batches(data) if checkpoint is None else in_order(as_batches(data))
         if selector is not None:
             candidates = _candidates(model, selector, likelihood, batches, prior, kind, scale, budget, progress)
             layout, prior = selector.selected(candidates)
@@ -79,7 +86,8 @@ def fit(
         n_parts, n_data = _n_parts(linearised, family), len(batches) * x.n or None
         taken = choose(chosen, Needs(Survey(linearised, x), n_parts, budget, resolved_prior.P0, n_data))
         sites = Sites(linearised.datum_shape, family.class_axis)
-        estimate = curvature.estimate(
+        estimated = partial(
+            curvature.estimate,
             linearised,
             family,
             passes_over(batches, family, sites, taken.structure, progress),
@@ -90,6 +98,13 @@ def fit(
             generator=seeded(generator),
             P0=resolved_prior.P0,
         )
+        if checkpoint is None:
+            estimate = estimated()
+        else:
+            bound_to = binding(linearised, family, taken.structure, kind, taken.chunk_floats, len(batches))
+            keeper = Checkpoint.at(checkpoint, every, bound_to, linearised.network.device)
+            with keeper.going_on():
+                estimate = estimated(keeper=keeper)
     _warn_of_dropped(batches, estimate.statistics.n)
     if isinstance(family, Gaussian) and family.noise_std is None:
         family = family.estimate(estimate.statistics.likelihood)

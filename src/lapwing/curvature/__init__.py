@@ -1,16 +1,19 @@
 """Estimators: (Linearised, likelihood, data) → Curvature."""
 
 from lapwing.curvature.accumulate import Block, Diag, Full, Structure
-from lapwing.curvature.estimate import Estimate, FitStatistics, estimate
+from lapwing.curvature.estimate import Estimate, estimate
 from lapwing.curvature.factors import Empirical, Exact, Fisher, Sampled
 from lapwing.curvature.gauss_newton import GaussNewton
 from lapwing.curvature.gp import GP
+from lapwing.curvature.keeper import NOT_KEPT, Keeper
 from lapwing.curvature.kronecker import Ekfac, Kron
 from lapwing.curvature.low_rank import LowRank
 from lapwing.curvature.matrix_free import MatrixFree
+from lapwing.curvature.statistics import FitStatistics
 
 __all__ = [
     "GP",
+    "NOT_KEPT",
     "Block",
     "Diag",
     "Ekfac",
@@ -21,6 +24,7 @@ __all__ = [
     "FitStatistics",
     "Full",
     "GaussNewton",
+    "Keeper",
     "Kron",
     "LowRank",
     "MatrixFree",

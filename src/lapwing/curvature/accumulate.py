@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lapwing._types import Float, Tensor
+from lapwing._types import Float, State, Tensor
 from lapwing.curvature.factors import Fisher
 from lapwing.curvature.output_layer import OutputTerms
 from lapwing.jacobian import FactorBlock, Jacobian, RowSizes
@@ -52,6 +52,14 @@ class Accumulator(ABC):
     @abstractmethod
     def result(self) -> Curvature: ...
 
+    def state(self) -> State:
+        """All of the unfinished sum, to be written down between two batches."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be written down.")
+
+    def restore(self, state: State) -> None:
+        """Go on from there, to the same bits."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be written down.")
+
 
 class Summation:
     """How rows are added up in a pass."""
@@ -89,6 +97,7 @@ class Structure(Summation, ABC):
     """A choice of which entries of H are kept."""
 
     additive: bool = False  # whether the curvatures of two sets of data add up to that of both, exactly
+    resumable: bool = False  # whether its unfinished sums can be written down
     by_products: bool = False  # whether it comes from products with H, pass by pass, not from a sum over rows
     most_rows: int = 1 << 60  # of outputs that are predicted at a time
     exact: bool = False  # whether nothing of H is lost
@@ -130,6 +139,7 @@ class Full(Structure):
     """Every entry of H: exact. Kept as rows while there are fewer rows than parameters, else as a matrix."""
 
     additive = True
+    resumable = True
     exact = True
 
     def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
@@ -147,6 +157,7 @@ class Block(Structure):
     """One dense block per module: exact within a layer, nothing between layers."""
 
     additive = True
+    resumable = True
 
     def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
         return _BlockSums(layout, device)
@@ -164,6 +175,7 @@ class Diag(Structure):
 
     adds_output = True
     additive = True
+    resumable = True
 
     def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
         return DiagonalSum(layout.p, device)
@@ -201,6 +213,12 @@ class DenseSum(Accumulator):
         H.spectrum()  # kept with the rows: every evidence and every prediction starts from their kernel
         return H
 
+    def state(self) -> State:
+        return {"pieces": self.pieces, "n_pending": self.n_pending, "H": self.H}
+
+    def restore(self, state: State) -> None:
+        self.pieces, self.n_pending, self.H = list(state["pieces"]), state["n_pending"], state["H"]
+
     def _fold(self) -> None:
         if self.H is None:
             self.H = torch.zeros(self.p, self.p, dtype=torch.float64, device=self.device)
@@ -221,6 +239,13 @@ class _BlockSums(Accumulator):
 
     def result(self) -> Curvature:
         return BlockDiagonalCurvature(self.slices, tuple(block.result() for block in self.blocks))
+
+    def state(self) -> State:
+        return {"blocks": [block.state() for block in self.blocks]}
+
+    def restore(self, state: State) -> None:
+        for block, kept in zip(self.blocks, state["blocks"], strict=True):
+            block.restore(kept)
 
 
 class DiagonalSum(Accumulator):
@@ -247,6 +272,12 @@ class DiagonalSum(Accumulator):
         self.layers.finish()
         return DiagonalCurvature(self.entries)
 
+    def state(self) -> State:
+        return self.layers.state()
+
+    def restore(self, state: State) -> None:
+        self.layers.restore(state)
+
 
 class LayerProducts:
     """Σ x yᵀ of layers' rows, added to a flat vector of parameters once there are many of them."""
@@ -264,6 +295,18 @@ class LayerProducts:
     def finish(self) -> None:
         for arrangement, products in self.layers.values():
             self._fold(arrangement, products)
+
+    def state(self) -> State:
+        layers = [{"arrangement": layer, "products": products.state()} for layer, products in self.layers.values()]
+        return {"total": self.total, "layers": layers}
+
+    def restore(self, state: State) -> None:
+        self.total.copy_(state["total"])
+        self.layers = {}
+        for layer in state["layers"]:
+            products = Products()
+            products.restore(layer["products"])
+            self.layers[layer["arrangement"].slices[0].start] = layer["arrangement"], products
 
     def _fold(self, arrangement: Arrangement, products: Products) -> None:
         product = products.take()

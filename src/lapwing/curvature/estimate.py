@@ -2,48 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
 import torch
 
-from lapwing._types import Float, Tensor
-from lapwing.curvature.accumulate import Accumulator, LayerProducts, Structure, Summation, Work
+from lapwing._types import Float, State, Tensor
+from lapwing.curvature.accumulate import Accumulator, Structure, Summation, Work
 from lapwing.curvature.factors import Fisher
 from lapwing.curvature.gauss_newton import GaussNewton
+from lapwing.curvature.keeper import NOT_KEPT, Keeper, kept
 from lapwing.curvature.output_layer import OutputTerms
 from lapwing.curvature.points import Source
+from lapwing.curvature.statistics import FitStatistics, RunningStatistics
 from lapwing.data import ModelInput
-from lapwing.errors import InputError, located
-from lapwing.jacobian import FactorBlock, Jacobian
+from lapwing.errors import located
+from lapwing.jacobian import Jacobian
 from lapwing.likelihoods import Likelihood, Sites
 from lapwing.linearise import Linearised, Trace
 from lapwing.operators import Curvature, GroupedDiagonal
-from lapwing.params import ParamLayout
 from lapwing.products import DataJacobian
-
-
-@dataclass(frozen=True, eq=False)
-class FitStatistics:
-    """What the evidence needs to know of the data besides the curvature; all sums over data, at unit dispersion."""
-
-    n: int
-    likelihood: Float[Tensor, " d"]  # → Likelihood.log_lik
-    gradients: Float[Tensor, "g p"]  # Σ_n J_nᵀ r_n, one row per dispersion part
-
-    def joined(self, others: Sequence[FitStatistics]) -> FitStatistics:
-        total = self
-        for more in others:
-            likelihood, gradients = total.likelihood + more.likelihood, total.gradients + more.gradients
-            total = FitStatistics(total.n + more.n, likelihood, gradients)
-        return total
-
-    def without(self, less: FitStatistics) -> FitStatistics:
-        if less.n >= self.n:
-            raise InputError(f"{less.n} data were to be taken out of {self.n}; nothing would be left.")
-        return FitStatistics(self.n - less.n, self.likelihood - less.likelihood, self.gradients - less.gradients)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,12 +61,14 @@ class Pass:
     P0: GroupedDiagonal
     outputs: Callable[[Trace], Tensor] = attrgetter("outputs")  # where the likelihood is looked at
 
-    def pieces(self, data: Iterable[tuple[ModelInput, Tensor]]) -> Generator[tuple[Trace, Tensor, Tensor], None, None]:
+    def pieces(
+        self, data: Iterable[tuple[ModelInput, Tensor]], done: int = 0
+    ) -> Generator[tuple[Trace, Tensor, Tensor], None, None]:
         """(trace, f, y) for successive pieces of the batches; each trace is open until the next is asked for."""
         # Tensors without a rule give all their rows in one sweep; layers with one give them column by column.
         at_once = self.linearised.rest.names or self.summation.whole_data
         n = max(1, self.rows_at_once // (self.linearised.k if at_once else 1))
-        for number, (batch, targets) in enumerate(data):
+        for number, (batch, targets) in enumerate(data, done):
             step = in_equal_parts(batch.n, n)
             for start in range(0, batch.n, step):
                 some = slice(start, start + step)
@@ -148,10 +130,12 @@ def estimate(
     generator: torch.Generator | None = None,
     P0: GroupedDiagonal | None = None,
     outputs: Callable[[Trace], Tensor] = attrgetter("outputs"),
+    keeper: Keeper = NOT_KEPT,
 ) -> Estimate:
     """Sum the structure's curvature over (x, encoded y) batches; rows in memory stay within `chunk_floats` numbers.
 
-    `generator` and the prior P₀ (one precision, if none) matter to structures that choose among the data.
+    `generator` and the prior P₀ (one precision, if none) matter to structures that choose among the data. `keeper`
+    writes the unfinished sums down between batches, and takes them up again.
     """
     summed = structure.summed or structure
     rows_at_once = max(1, chunk_floats // summed.row_floats(linearised.sizes))
@@ -159,79 +143,83 @@ def estimate(
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     sweep = Pass(linearised, likelihood, sites, fisher, rows_at_once, summed, generator, P0, outputs)
     work = structure.prepared(sweep, data)
-    statistics = RunningStatistics(sweep)
-    parts = summed_parts(sweep, work, statistics)
+    sums = Sums(sweep, work.summation)
+    parts = summed_parts(sums, work, keeper)
     if structure.by_products:
         H = GaussNewton(DataJacobian.of(linearised, data), likelihood, sites, fisher, outputs)
-        parts = structure.from_products(H, len(statistics.gradients), parts)
-    return Estimate(tuple(parts), statistics.result(), work.prior_scale)
+        parts = structure.from_products(H, sums.statistics.n_parts, parts)
+    return Estimate(tuple(parts), sums.statistics.result(), work.prior_scale)
 
 
-def summed_parts(sweep: Pass, work: Work, statistics: RunningStatistics) -> Sequence[Curvature]:
+class Sums:
+    """Everything that a pass adds up, some data at a time: the statistics, and rows where there is a summation."""
+
+    def __init__(self, sweep: Pass, summation: Summation | None) -> None:
+        self.sweep = sweep if summation is None else replace(sweep, summation=summation)
+        self.summation = summation
+        self.statistics = RunningStatistics(sweep.linearised, sweep.likelihood, sweep.sites)
+        self.accumulators: Sequence[Accumulator] = ()
+
+    def add(self, trace: Trace, f: Float[Tensor, "n t c"], y: Tensor) -> None:
+        self.statistics.add(trace, f, y)
+        if self.summation is not None:
+            self.accumulators = self.accumulators or self._empty(self.summation, self.statistics.n_parts)
+            self.sweep.add(self.accumulators, trace, f, y)
+
+    def add_again(self, trace: Trace, f: Float[Tensor, "n t c"], y: Tensor) -> None:
+        """In a second pass: rows only."""
+        self.sweep.add(self.accumulators, trace, f, y)
+
+    def state(self) -> State:
+        sums = [accumulator.state() for accumulator in self.accumulators]
+        return {"statistics": self.statistics.state(), "fisher": self.sweep.fisher.state(), "sums": sums}
+
+    def restore(self, state: State) -> None:
+        self.statistics.restore(state["statistics"])
+        self.sweep.fisher.restore(state["fisher"])
+        if self.summation is not None and not self.accumulators:
+            self.accumulators = self._empty(self.summation, len(state["sums"]))
+        for accumulator, kept_ in zip(self.accumulators, state["sums"], strict=True):
+            accumulator.restore(kept_)
+
+    def _empty(self, summation: Summation, n: int) -> list[Accumulator]:
+        linearised = self.sweep.linearised
+        return summation.accumulators(n, linearised.layout, linearised.network.device)
+
+
+def summed_parts(sums: Sums, work: Work, keeper: Keeper = NOT_KEPT) -> Sequence[Curvature]:
     """The curvature of each part, summed over rows; none where nothing is summed but the statistics."""
-    summation, accumulators = work.summation, list[Accumulator]()
-    sweep = sweep if summation is None else replace(sweep, summation=summation)
-    with closing(sweep.pieces(work.data())) as pieces:
-        for trace, f, y in pieces:
-            statistics.add(trace, f, y)
-            if summation is not None:
-                if not accumulators:
-                    n_parts = len(statistics.gradients)
-                    accumulators = summation.accumulators(n_parts, sweep.linearised.layout, f.device)
-                sweep.add(accumulators, trace, f, y)
-    parts = [accumulator.result() for accumulator in accumulators]
-    second = None if summation is None else summation.second_pass(parts)
+    found = keeper.resumed()
+    if found is not None and found["parts"] is not None:
+        parts, left = list(found["parts"]), found
+    else:
+        _pass(sums, sums.add, work.data, keeper, found, None)
+        parts, left = [accumulator.result() for accumulator in sums.accumulators], None
+    second = None if sums.summation is None else sums.summation.second_pass(parts)
     if second is None:
         return parts
-    with closing(sweep.pieces(work.data())) as pieces:
-        for trace, f, y in pieces:
-            sweep.add(second, trace, f, y)
+    sums.accumulators = second
+    _pass(sums, sums.add_again, work.data, keeper, left, parts)
     return [accumulator.result() for accumulator in second]
 
 
-class RunningStatistics:
-    """FitStatistics while they are being added up."""
-
-    def __init__(self, sweep: Pass) -> None:
-        self.sweep, self.n = sweep, 0
-        self.likelihood: Tensor | float = 0.0
-        self.gradients: list[_GradientSum] = []  # one per dispersion part
-
-    def add(self, trace: Trace, f: Float[Tensor, "n t c"], y: Tensor) -> None:
-        likelihood, sites = self.sweep.likelihood, self.sweep.sites
-        residuals = [sites.join(r).reshape(len(f), -1) for r in likelihood.part_residuals(f, y)]
-        if not self.gradients:
-            self.gradients = [_GradientSum(self.sweep.linearised.layout, f.device) for _ in residuals]
-        for total, r in zip(self.gradients, residuals, strict=True):
-            total.add(*trace.vjp(r))
-        self.likelihood = self.likelihood + likelihood.statistics(f.double(), y)
-        self.n += len(f)
-
-    def result(self) -> FitStatistics:
-        assert isinstance(self.likelihood, Tensor)  # Batches refuses to be empty
-        gradients = [total.result() for total in self.gradients]
-        together = gradients[0][None] if len(gradients) == 1 else torch.stack(gradients)
-        return FitStatistics(self.n, self.likelihood, together)
-
-
-class _GradientSum:
-    """A running Σ_n J_nᵀ r_n, float64: Σ g aᵀ of dense layers over many data at a time, other tensors as they come."""
-
-    def __init__(self, layout: ParamLayout, device: torch.device) -> None:
-        self.layout, self.whole = layout, layout.whole
-        self.total = torch.zeros(self.whole.p, dtype=torch.float64, device=device)
-        self.layers = LayerProducts(self.total)
-
-    def add(self, blocks: Sequence[FactorBlock], gradients: Mapping[str, Tensor]) -> None:
-        for name, g in gradients.items():
-            self.total[self.whole[name]].add_(g.reshape(-1))
-        for block in blocks:
-            self.layers.add(block.arrangement, block.g[:, 0].flatten(0, 1), block.a.flatten(0, 1))
-
-    def result(self) -> Float[Tensor, " p"]:
-        self.layers.finish()
-        selection = self.layout.selection
-        return self.total if selection is None else self.total[selection.to(self.total.device)]
+def _pass(
+    sums: Sums,
+    add: Callable[[Trace, Tensor, Tensor], None],
+    data: Source,
+    keeper: Keeper,
+    found: State | None,
+    parts: list[Curvature] | None,
+) -> None:
+    """Add all data, or those that an earlier run has left over; `parts` are what a pass before this one has found."""
+    done = 0
+    if found is not None:
+        sums.restore(found)
+        done = found["done"]
+    left = kept(data(), done, keeper, lambda k: {"parts": parts, "done": k, **sums.state()})
+    with closing(sums.sweep.pieces(left, done)) as pieces:
+        for trace, f, y in pieces:
+            add(trace, f, y)
 
 
 def _columns(part: Float[Tensor, "n t c m"], sites: Sites, fisher: Fisher) -> Float[Tensor, "n k j"]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lapwing._types import Float, Tensor
+from lapwing._types import Float, State, Tensor
 from lapwing.errors import InputError, StructureError
 from lapwing.likelihoods import Columns, Likelihood, OutputCurvature
 
@@ -37,6 +37,14 @@ class Fisher(ABC):
 
     separate_sites: bool
     repeatable: bool = False  # whether every pass over the data gives the same columns
+
+    def state(self) -> State:
+        """What changes while it is used."""
+        return {}
+
+    def restore(self, state: State) -> None:
+        """Go on from there."""
+        return
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,12 @@ class Sampled(Fisher):
 
     def scales(self, likelihood: Likelihood) -> Float[Tensor, " g"]:
         return likelihood.part_scales()
+
+    def state(self) -> State:
+        return {"generator": self.generator}
+
+    def restore(self, state: State) -> None:
+        self.generator.set_state(state["generator"].get_state())
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from numbers import Integral
 import torch
 
 from lapwing.curvature.accumulate import Accumulator, DenseSum, Full, Structure, Summation, Work
-from lapwing.curvature.estimate import Pass, RunningStatistics, summed_parts
+from lapwing.curvature.estimate import Pass, Sums, summed_parts
 from lapwing.curvature.points import AtRandom, Criterion, MostInformative, Points, Source, choose_points
 from lapwing.curvature.separate import Separate, diagonal_roots, softmax_roots
 from lapwing.curvature.subspace import BoundedSum, Given, Projected, ProjectedSum, Subspace
@@ -89,6 +89,10 @@ class GP(Structure):
         return self.exact
 
     @property
+    def resumable(self) -> bool:  # type: ignore[override]
+        return self.exact
+
+    @property
     def all_data(self) -> bool:  # type: ignore[override]
         return self.n_points is None or self.sparse or self.sod_scale == "likelihood"
 
@@ -119,7 +123,7 @@ class GP(Structure):
         if self.sod_scale != "likelihood":
             return Work(summation, lambda: points.batches, weight if self.sod_scale == "prior" else 1.0)
         # Curvature of the points times N/M; log likelihood and gradient of all data, which cost one pass.
-        parts = summed_parts(sweep, Work(summation, lambda: points.batches), RunningStatistics(sweep))
+        parts = summed_parts(Sums(sweep, summation), Work(summation, lambda: points.batches))
         factor = torch.tensor(weight, dtype=torch.float64)
         return Work(Given(tuple(part.scaled(factor) for part in parts)), data)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from lapwing._types import Float, Tensor
+from lapwing._types import Float, State, Tensor
 from lapwing.curvature.accumulate import Accumulator, DenseSum, DiagonalSum, Structure
 from lapwing.curvature.output_layer import OutputGram, OutputTerms
 from lapwing.errors import InputError
@@ -49,6 +49,7 @@ class Kron(Structure):
     damping: str = "exact"
     adds_output = True
     additive = True
+    resumable = True
     by_column = True
 
     def __post_init__(self) -> None:
@@ -105,21 +106,35 @@ class _LayerSums(Accumulator):
         found = sorted((pair for total in self.sums for pair in total.result()), key=lambda pair: pair[0].start)
         return BlockDiagonalCurvature(tuple(s for s, _ in found), tuple(H for _, H in found))
 
+    def state(self) -> State:
+        return {"sums": [total.state() for total in self.sums]}
+
+    def restore(self, state: State) -> None:
+        self.sums = []
+        for kept in state["sums"]:
+            where = kept["where"]
+            total = self._factor_sum(where) if isinstance(where, Arrangement) else _LooseSum(where, self.device)
+            total.restore(kept)
+            self.sums.append(total)
+
     def _sum_for(self, block: Block) -> _FactorSum | _LooseSum:
-        start = block.slices[0].start
-        name = next(n for n in self.layout.names if self.layout[n].start <= start < self.layout[n].stop)
         if isinstance(block, FactorBlock | OutputBlock):
-            return _FactorSum(self.structure, owner(name) or name, block)
+            return self._factor_sum(block.arrangement)
         return _LooseSum(block.slices[0], self.device)
+
+    def _factor_sum(self, arrangement: Arrangement) -> _FactorSum:
+        start = arrangement.slices[0].start
+        name = next(n for n in self.layout.names if self.layout[n].start <= start < self.layout[n].stop)
+        return _FactorSum(self.structure, owner(name) or name, arrangement, self.device)
 
 
 class _FactorSum:
     """Σ a aᵀ, the number of positions in it, and Σ g gᵀ of one layer."""
 
-    def __init__(self, structure: Kron, name: str, block: FactorBlock | OutputBlock) -> None:
-        self.structure, self.name, self.arrangement = structure, name, block.arrangement
-        q, o, i = block.arrangement.q, block.arrangement.o, block.arrangement.i
-        self.A, self.B = GramSum(q, i, block.device), GramSum(q, o, block.device)
+    def __init__(self, structure: Kron, name: str, arrangement: Arrangement, device: torch.device) -> None:
+        self.structure, self.name, self.arrangement, self.device = structure, name, arrangement, device
+        q, o, i = arrangement.q, arrangement.o, arrangement.i
+        self.A, self.B = GramSum(q, i, device), GramSum(q, o, device)
         self.Lambda: OutputGram | None = None
         self.count = 0.0
 
@@ -148,6 +163,18 @@ class _FactorSum:
         else:
             inputs.add_gram_(self.A)
             self.count += n * r
+
+    def state(self) -> State:
+        sums = {"A": self.A.state(), "B": self.B.state(), "count": self.count}
+        return {**sums, "where": self.arrangement, "Lambda": None if self.Lambda is None else self.Lambda.state()}
+
+    def restore(self, state: State) -> None:
+        self.A.restore(state["A"])
+        self.B.restore(state["B"])
+        self.count = state["count"]
+        if state["Lambda"] is not None:
+            self.Lambda = OutputGram(self.arrangement.o, self.device)
+            self.Lambda.restore(state["Lambda"])
 
     def result(self) -> list[tuple[slice, Curvature]]:
         arrangement = self.arrangement
@@ -185,6 +212,12 @@ class _LooseSum:
         moved = block.shifted(-self.where.start)
         self.total.add([replace(rows, blocks=(moved,), p=self.where.stop - self.where.start)])
 
+    def state(self) -> State:
+        return {"where": self.where, "total": self.total.state()}
+
+    def restore(self, state: State) -> None:
+        self.total.restore(state["total"])
+
     def result(self) -> list[tuple[slice, Curvature]]:
         return [(self.where, self.total.result())]
 
@@ -208,6 +241,12 @@ class _AxisSums(Accumulator):
     def add_output(self, terms: OutputTerms) -> None:
         for k, basis in self.bases.items():
             self.s[k] += terms.axis_squares(self.first.slices[k], basis)
+
+    def state(self) -> State:
+        return {"s": list(self.s.values())}
+
+    def restore(self, state: State) -> None:
+        self.s = dict(zip(self.bases, state["s"], strict=True))
 
     def result(self) -> Curvature:
         blocks = list(self.first.blocks)

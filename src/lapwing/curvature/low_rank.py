@@ -35,6 +35,7 @@ class LowRank(Structure):
     oversample: int = 10
     seed: int = 0
     by_products = True
+    resumable = True  # the statistics; products start anew
 
     def __post_init__(self) -> None:
         for name, least in (("rank", 1), ("max_passes", 2), ("oversample", 0), ("seed", 0)):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lapwing._types import Float, Tensor
+from lapwing._types import Float, State, Tensor
 from lapwing.jacobian import OutputBlock
 from lapwing.likelihoods import OutputCurvature
 from lapwing.linalg import GramSum
@@ -55,6 +55,16 @@ class OutputGram:
             if output_curvature.sign not in self.grams:
                 self.grams[output_curvature.sign] = GramSum(1, self.c, self.device)
             self.grams[output_curvature.sign].add(rows[:, None])
+
+    def state(self) -> State:
+        grams = [{"sign": sign, "gram": gram.state()} for sign, gram in self.grams.items()]
+        return {"diagonal": self.diagonal, "grams": grams}
+
+    def restore(self, state: State) -> None:
+        self.diagonal, self.grams = state["diagonal"], {}
+        for kept in state["grams"]:
+            self.grams[kept["sign"]] = GramSum(1, self.c, self.device)
+            self.grams[kept["sign"]].restore(kept["gram"])
 
     def result(self) -> Float[Tensor, "1 c c"]:
         B = torch.zeros(1, self.c, self.c, dtype=torch.float64, device=self.device)

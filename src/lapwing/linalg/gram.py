@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from lapwing._types import Float, Tensor
+from lapwing._types import Float, State, Tensor
 from lapwing.linalg.symmetric import BLOCK, mirror_
 
 _MOST_ROWS = 2048  # summed in the rows' own precision; then the float64 sum is written
@@ -39,6 +39,14 @@ class Products:
             self._multiply(left, right)
         empty, self.n = self.n == 0, 0
         return None if empty else self.part
+
+    def state(self) -> State:
+        return {"few": [few.state() for few in self.few], "part": self.part if self.n else None, "n": self.n}
+
+    def restore(self, state: State) -> None:
+        for few, kept in zip(self.few, state["few"], strict=True):
+            few.restore(kept)
+        self.part, self.n = state["part"], state["n"]
 
     def _multiply(self, x: Float[Tensor, "m q d"], y: Float[Tensor, "m q e"]) -> None:
         if self.part is None:
@@ -81,6 +89,13 @@ class GramSum:
         for H in self.H:
             mirror_(H)
         return self.H
+
+    def state(self) -> State:
+        return {"H": self.H, "few": self.few.state(), "part": self.part if self.n else None, "n": self.n}
+
+    def restore(self, state: State) -> None:
+        self.H, self.part, self.n = state["H"], state["part"], state["n"]
+        self.few.restore(state["few"])
 
     def _multiply(self, x: Float[Tensor, "m q d"]) -> None:
         d, beta = x.shape[2], float(self.n > 0)
@@ -132,6 +147,12 @@ class _Few:
         self.pending.append(x.clone())
         self.n += len(x)
         return self.rest() if self.n >= _FEWEST_ROWS else None
+
+    def state(self) -> State:
+        return {"pending": self.pending, "n": self.n}
+
+    def restore(self, state: State) -> None:
+        self.pending, self.n = list(state["pending"]), state["n"]
 
     def rest(self) -> Tensor | None:
         rows = torch.cat(self.pending) if self.n else None

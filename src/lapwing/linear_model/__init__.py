@@ -2,7 +2,7 @@
 
 from lapwing.linear_model.design import Design, Piece, StoredDesign, StoredPiece, StreamedDesign, design
 from lapwing.linear_model.mode import MODERATE, PRECISE, QUICK, Effort, Expansion, Problem, Search, solve_mode
-from lapwing.linear_model.order import in_fixed_order
+from lapwing.linear_model.order import in_fixed_order, unshuffled
 from lapwing.linear_model.refinement import Elbo, Refinement
 
 __all__ = [
@@ -23,4 +23,5 @@ __all__ = [
     "design",
     "in_fixed_order",
     "solve_mode",
+    "unshuffled",
 ]

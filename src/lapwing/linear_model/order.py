@@ -13,17 +13,23 @@ def in_fixed_order(data: Batches) -> Batches:
     Order does not matter to any sum over data. A loader whose batches come out anew every time, for whatever reason of
     its own, is read once.
     """
+    fixed = unshuffled(data)
+    return Batches(list(data.source)) if fixed is None else fixed
+
+
+def unshuffled(data: Batches) -> Batches | None:
+    """The same data in an order that the next process would find too; None where there is no telling."""
     source = data.source
     if not isinstance(source, DataLoader):
-        return data if isinstance(source, list | tuple) or data.in_memory else _kept(data)
+        return data if isinstance(source, list | tuple) or data.in_memory else None
     if isinstance(source.dataset, IterableDataset) or source.batch_size is None:
-        return _kept(data)
+        return None
     if isinstance(source.sampler, SequentialSampler):
         return data
     if not isinstance(source.sampler, RandomSampler) or source.sampler.replacement or source.drop_last:
-        return _kept(data)
+        return None
     if source.sampler.num_samples != len(source.sampler.data_source):
-        return _kept(data)
+        return None
     return Batches(
         DataLoader(
             source.dataset,
@@ -32,7 +38,3 @@ def in_fixed_order(data: Batches) -> Batches:
             collate_fn=source.collate_fn,
         )
     )
-
-
-def _kept(data: Batches) -> Batches:
-    return Batches(list(data.source))

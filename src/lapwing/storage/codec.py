@@ -34,6 +34,8 @@ class Entry:
     prepared: Callable[[Any], Any] = lambda value: value  # without what is not to be written
     check: Callable[[Any], None] = lambda value: None  # raises where fields do not go together
     on_host: bool = False  # whether its tensors stay on the CPU
+    form: type | None = None  # the dataclass that `prepared` makes of it, where that is another
+    restored: Callable[[Any, torch.device], Any] = lambda value, device: value  # back from that form
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,8 @@ class Decoder:
     def _object(self, node: Node, device: torch.device) -> Any:
         name = self._known(node["is"], self.table.entries)
         entry, given = self.table.entries[name], node["with"]
-        stated = {f.name: f for f in _stated(entry.kind)}
+        kind = entry.form or entry.kind
+        stated = {f.name: f for f in _stated(kind)}
         if not isinstance(given, dict) or not given.keys() <= stated.keys():
             raise StorageError(f"'{name}' is described by what it does not have: {sorted(given)!s:.80}.")
         missing = [f for f in stated.values() if f.name not in given and f.default is MISSING]
@@ -186,13 +189,13 @@ class Decoder:
             raise StorageError(f"'{name}' is described without its {missing[0].name}.")
         device = torch.device("cpu") if entry.on_host else device
         values = {field_: self.decode(item, device) for field_, item in given.items()}
-        hints = get_type_hints(entry.kind)
+        hints = get_type_hints(kind)
         for field_, value in values.items():
             if not conforms(value, hints[field_]):
                 raise StorageError(f"'{name}' has a {field_} that is not {hints[field_]}.")
-        made = entry.kind(**values)
+        made = kind(**values)
         entry.check(made)
-        return made
+        return entry.restored(made, device)
 
     def _known(self, name: Node, known: Mapping[str, Any]) -> str:
         if not isinstance(name, str) or name not in known:

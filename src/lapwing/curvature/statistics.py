@@ -1,0 +1,101 @@
+"""What a fit keeps of the likelihood besides the curvature: its value and its gradient, summed over the data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from lapwing._types import Float, State, Tensor
+from lapwing.curvature.accumulate import LayerProducts
+from lapwing.errors import InputError
+from lapwing.jacobian import FactorBlock
+from lapwing.likelihoods import Likelihood, Sites
+from lapwing.linearise import Linearised, Trace
+from lapwing.params import ParamLayout
+
+
+@dataclass(frozen=True, eq=False)
+class FitStatistics:
+    """What the evidence needs to know of the data besides the curvature; all sums over data, at unit dispersion."""
+
+    n: int
+    likelihood: Float[Tensor, " d"]  # → Likelihood.log_lik
+    gradients: Float[Tensor, "g p"]  # Σ_n J_nᵀ r_n, one row per dispersion part
+
+    def joined(self, others: Sequence[FitStatistics]) -> FitStatistics:
+        total = self
+        for more in others:
+            likelihood, gradients = total.likelihood + more.likelihood, total.gradients + more.gradients
+            total = FitStatistics(total.n + more.n, likelihood, gradients)
+        return total
+
+    def without(self, less: FitStatistics) -> FitStatistics:
+        if less.n >= self.n:
+            raise InputError(f"{less.n} data were to be taken out of {self.n}; nothing would be left.")
+        return FitStatistics(self.n - less.n, self.likelihood - less.likelihood, self.gradients - less.gradients)
+
+
+class RunningStatistics:
+    """FitStatistics while they are being added up."""
+
+    def __init__(self, linearised: Linearised, likelihood: Likelihood, sites: Sites) -> None:
+        self.linearised, self.of, self.sites = linearised, likelihood, sites
+        self.n = 0
+        self.likelihood: Tensor | float = 0.0
+        self.gradients: list[_GradientSum] = []  # one per dispersion part
+
+    def add(self, trace: Trace, f: Float[Tensor, "n t c"], y: Tensor) -> None:
+        residuals = [self.sites.join(r).reshape(len(f), -1) for r in self.of.part_residuals(f, y)]
+        if not self.gradients:
+            self.gradients = self._empty(len(residuals))
+        for total, r in zip(self.gradients, residuals, strict=True):
+            total.add(*trace.vjp(r))
+        self.likelihood = self.likelihood + self.of.statistics(f.double(), y)
+        self.n += len(f)
+
+    @property
+    def n_parts(self) -> int:
+        return len(self.gradients)
+
+    def state(self) -> State:
+        return {"n": self.n, "likelihood": self.likelihood, "gradients": [total.state() for total in self.gradients]}
+
+    def restore(self, state: State) -> None:
+        self.n, self.likelihood = state["n"], state["likelihood"]
+        self.gradients = self._empty(len(state["gradients"]))
+        for total, kept in zip(self.gradients, state["gradients"], strict=True):
+            total.layers.restore(kept)
+
+    def _empty(self, n: int) -> list[_GradientSum]:
+        return [_GradientSum(self.linearised.layout, self.linearised.network.device) for _ in range(n)]
+
+    def result(self) -> FitStatistics:
+        assert isinstance(self.likelihood, Tensor)  # Batches refuses to be empty
+        gradients = [total.result() for total in self.gradients]
+        together = gradients[0][None] if len(gradients) == 1 else torch.stack(gradients)
+        return FitStatistics(self.n, self.likelihood, together)
+
+
+class _GradientSum:
+    """A running Σ_n J_nᵀ r_n, float64: Σ g aᵀ of dense layers over many data at a time, other tensors as they come."""
+
+    def __init__(self, layout: ParamLayout, device: torch.device) -> None:
+        self.layout, self.whole = layout, layout.whole
+        self.total = torch.zeros(self.whole.p, dtype=torch.float64, device=device)
+        self.layers = LayerProducts(self.total)
+
+    def add(self, blocks: Sequence[FactorBlock], gradients: Mapping[str, Tensor]) -> None:
+        for name, g in gradients.items():
+            self.total[self.whole[name]].add_(g.reshape(-1))
+        for block in blocks:
+            self.layers.add(block.arrangement, block.g[:, 0].flatten(0, 1), block.a.flatten(0, 1))
+
+    def state(self) -> State:
+        return self.layers.state()
+
+    def result(self) -> Float[Tensor, " p"]:
+        self.layers.finish()
+        selection = self.layout.selection
+        return self.total if selection is None else self.total[selection.to(self.total.device)]

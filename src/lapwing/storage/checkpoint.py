@@ -1,0 +1,192 @@
+"""Unfinished fits on disk: written between batches, taken up by the next run of the same call.
+
+A checkpoint belongs to one model, one set of arguments and one sequence of batches, and is refused for any other. It
+holds the sums as they stand, rows of data among them, and is removed when the fit is done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lapwing.curvature import Fisher, Keeper, Structure
+from lapwing.data import Batches, ModelInput
+from lapwing.errors import InputError, InputTypeError, StorageError, StructureError, located
+from lapwing.likelihoods import CustomLikelihood, Likelihood
+from lapwing.linear_model import unshuffled
+from lapwing.linearise import Linearised
+from lapwing.storage import container
+from lapwing.storage.atomic import replace_file
+from lapwing.storage.binding import described
+from lapwing.storage.codec import Decoder, Encoder
+from lapwing.storage.progress_table import PROGRESS_TABLE
+from lapwing.storage.strict_json import strictly_parsed
+
+_FILE = "progress.lapwing"
+Binding = dict[str, str]
+
+
+def in_order(data: Batches) -> Batches:
+    """The data in the order of every run; a loader that shuffles is read without."""
+    fixed = unshuffled(data)
+    if fixed is None:
+        raise InputError(
+            f"checkpoint: {type(data.source).__name__} gives its batches in an order of its own, so another run could "
+            "not tell which of them it has seen. Use a DataLoader over an indexed data set, arrays, or a list of "
+            "batches."
+        )
+    return fixed
+
+
+def binding(
+    linearised: Linearised, likelihood: Likelihood, structure: Structure, fisher: Fisher, chunk_floats: int, n: int
+) -> Binding:
+    """All that decides the sums, by name: what must be the same in the next run."""
+    if not structure.resumable:
+        raise StructureError(
+            f"checkpoint: the unfinished sums of {structure.described} cannot be written down. Fit without checkpoint, "
+            'or use "full", "block", "kron", "ekfac" or "diag".'
+        )
+    encoder = Encoder(PROGRESS_TABLE)
+    own = isinstance(likelihood, CustomLikelihood)
+    facts = {
+        "the model": described(linearised.network),
+        "the parameters": encoder.encode(linearised.layout, "layout"),
+        "the likelihood": type(likelihood).__name__ if own else encoder.encode(likelihood, "likelihood"),
+        "the structure": encoder.encode(structure, "structure"),
+        "the kind of curvature, or its random seed": encoder.encode(fisher, "fisher"),
+        "the memory": chunk_floats,
+        "the number of batches": n,
+    }
+    tensors = {name: hashlib.sha256(container.raw(tensor)).hexdigest() for name, tensor in encoder.tensors.items()}
+    words = {name: json.dumps([fact, _named_in(fact, tensors)]) for name, fact in facts.items()}
+    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in words.items()}
+
+
+def _named_in(node: Any, tensors: dict[str, str]) -> list[str]:
+    """The hashes of the tensors that a node speaks of."""
+    if isinstance(node, dict):
+        own = [tensors[node["tensor"]]] if isinstance(node.get("tensor"), str) and node["tensor"] in tensors else []
+        return [*own, *(digest for item in node.values() for digest in _named_in(item, tensors))]
+    return [digest for item in node for digest in _named_in(item, tensors)] if isinstance(node, list) else []
+
+
+@dataclass(eq=False)
+class Checkpoint(Keeper):
+    """One file in a directory, written anew every so many seconds."""
+
+    path: Path
+    every: float
+    bound_to: Binding
+    device: torch.device
+    _written: float = field(default_factory=monotonic, init=False)
+    _seen: str = field(default="", init=False)  # a digest of all batches of the pass so far
+    _expected: tuple[int, str] = field(default=(0, ""), init=False)  # the same after some batches of the earlier run
+
+    @classmethod
+    def at(cls, directory: Any, every: Any, bound_to: Binding, device: torch.device) -> Checkpoint:
+        path = _directory(directory) / _FILE
+        return cls(path, _seconds(every), bound_to, device)
+
+    def resumed(self) -> dict[str, Any] | None:
+        if not self.path.exists():
+            return None
+        with located(str(self.path)):
+            state = self._read()
+        self._expected = state["done"], state["seen"]
+        return state
+
+    def see(self, number: int, pair: tuple[ModelInput, Tensor]) -> None:
+        self._seen = _digest(self._seen if number else "", pair)
+        done, digest = self._expected
+        if number + 1 == done and self._seen != digest:
+            raise StorageError(
+                f"{self.path}: the first {done} batches are not those that the unfinished fit has seen. Give the same "
+                "data in the same order (random augmentation cannot be resumed), or remove the directory to start anew."
+            )
+
+    def offer(self, state: Callable[[], dict[str, Any]]) -> None:
+        if monotonic() - self._written >= self.every:
+            self._write(state())
+            self._written = monotonic()
+
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        """Say how to go on after Ctrl-C; remove the file when the work is done."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            where = f"Progress is kept in {self.path}" if self.path.exists() else "Nothing was written yet"
+            raise KeyboardInterrupt(f"Interrupted. {where}; the same call goes on from there.") from None
+        self.path.unlink(missing_ok=True)
+
+    def _write(self, state: dict[str, Any]) -> None:
+        encoder = Encoder(PROGRESS_TABLE)
+        node = encoder.encode({**state, "seen": self._seen}, "state")
+        content = container.Content(json.dumps({"bound_to": self.bound_to, "state": node}), encoder.tensors)
+        try:
+            replace_file(self.path, lambda file: container.write(file, content))
+        except StorageError as error:  # the fit itself can go on, from an older checkpoint if it must
+            warnings.warn(f"checkpoint: {error}", stacklevel=2)
+
+    def _read(self) -> dict[str, Any]:
+        with open(self.path, "rb") as file:
+            content = container.read(file, os.fstat(file.fileno()).st_size)
+        document = strictly_parsed(content.document, "the document")
+        if not isinstance(document, dict) or document.keys() != {"bound_to", "state"}:
+            raise StorageError("it is not the progress of a fit.")
+        self._check(document["bound_to"])
+        decoder = Decoder(PROGRESS_TABLE, content.tensors)
+        state = decoder.decode(document["state"], self.device)
+        decoder.check_all_used()
+        return state
+
+    def _check(self, bound_to: Any) -> None:
+        for name, digest in self.bound_to.items():
+            if not isinstance(bound_to, dict) or bound_to.get(name) != digest:
+                raise StorageError(
+                    f"the unfinished fit there is another: {name} differed. Go on with the same arguments, or remove "
+                    "the directory (or name another) to start anew."
+                )
+
+
+def _digest(before: str, pair: tuple[ModelInput, Tensor]) -> str:
+    total = hashlib.sha256(before.encode())
+    x, y = pair
+    for name, value in [*x.leaves(), ("y", y)]:
+        if isinstance(value, Tensor):
+            plain = value.detach().contiguous().cpu()
+            total.update(f"{name} {plain.dtype} {tuple(plain.shape)}".encode())
+            total.update(container.raw(torch.view_as_real(plain) if plain.is_complex() else plain))
+    return total.hexdigest()
+
+
+def _directory(directory: Any) -> Path:
+    if not isinstance(directory, str | os.PathLike):
+        raise InputTypeError(f"checkpoint: expected the path of a directory, got {type(directory).__name__}.")
+    path = Path(directory)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"checkpoint: {path} cannot be a directory ({error.strerror or error}).") from error
+    return path
+
+
+def _seconds(every: Any) -> float:
+    if isinstance(every, bool) or not isinstance(every, int | float):
+        raise InputTypeError(f"every: expected a number of seconds, got {type(every).__name__}.")
+    if not (isfinite(every) and every >= 0):
+        raise InputError(f"every: expected zero or more seconds, got {every}.")
+    return float(every)

@@ -1,0 +1,62 @@
+"""What the file of an unfinished fit may hold besides: rows of data as they are, for it must go on to the same bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from lapwing._types import Float, Tensor
+from lapwing.jacobian import Block, DenseBlock, EmbeddingBlock, FactorBlock, Given, Jacobian, OutputBlock
+from lapwing.operators import Arrangement, LowRankCurvature
+from lapwing.storage.codec import Entry, Table
+from lapwing.storage.table import TABLE
+
+
+@dataclass(frozen=True, eq=False)
+class _KeptRows:
+    """A Jacobian without its device."""
+
+    blocks: tuple[Block, ...]
+    n: int
+    c: int
+    p: int
+
+    @classmethod
+    def of(cls, rows: Jacobian) -> _KeptRows:
+        return cls(rows.blocks, rows.n, rows.c, rows.p)
+
+    def restored(self, device: torch.device) -> Jacobian:
+        return Jacobian(self.blocks, self.n, self.c, self.p, device)
+
+
+@dataclass(frozen=True, eq=False)
+class _KeptOutput:
+    """An OutputBlock whose inputs are there."""
+
+    arrangement: Arrangement
+    a: Float[Tensor, "n r i"]
+    U: Float[Tensor, "c o"] | None
+
+    @classmethod
+    def of(cls, block: OutputBlock) -> _KeptOutput:
+        return cls(block.arrangement, block.a, block.U)
+
+    def restored(self, device: torch.device) -> OutputBlock:
+        return OutputBlock(self.arrangement, lambda: self.a, self.U)
+
+
+def _formed(block: FactorBlock) -> FactorBlock:
+    return replace(block, inputs=Given(block.a))
+
+
+_ROWS = {
+    "Jacobian": Entry(Jacobian, _KeptRows.of, form=_KeptRows, restored=_KeptRows.restored),
+    "OutputBlock": Entry(OutputBlock, _KeptOutput.of, form=_KeptOutput, restored=_KeptOutput.restored),
+    "FactorBlock": Entry(FactorBlock, _formed),
+    "Given": Entry(Given),
+    "DenseBlock": Entry(DenseBlock),
+    "EmbeddingBlock": Entry(EmbeddingBlock),
+    "LowRankCurvature": Entry(LowRankCurvature),  # not turned
+}
+PROGRESS_TABLE = Table({**TABLE.entries, **_ROWS}, TABLE.constants)
