@@ -111,7 +111,7 @@ class ParamLayout(Mapping[str, slice]):
         lead, flat = theta.shape[:-1], theta
         if self.selection is not None:
             flat = theta.new_zeros(*lead, self.whole.p).index_copy(-1, self.selection.to(theta.device), theta)
-        return {name: flat[..., s].reshape(*lead, *self.shape(name)) for name, s in self.whole.slices.items()}
+        return {name: flat[..., s].reshape((*lead, *self.shape(name))) for name, s in self.whole.slices.items()}
 
     def restricted(self, names: Iterable[str]) -> ParamLayout:
         """The layout of a subset of the tensors, in the same order."""

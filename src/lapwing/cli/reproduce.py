@@ -25,6 +25,9 @@ class TableName(str, Enum):
     antoran2022 = "antoran2022"
     batchnorm_1d = "batchnorm-1d"
     subnetwork_1d = "subnetwork-1d"
+    immer2021_uci = "immer2021-uci"
+    banana = "banana"
+    step = "step"
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,13 @@ def reproduced(asked: Asked) -> tuple[Any, StudyPage, Path]:
 
 def _study_and_report(table: TableName) -> tuple[Any, Any]:
     """The function that runs a study, and the module that makes its page."""
-    from lapwing.bench.reproduce import antoran, batchnorm, battery, subnetwork
+    from lapwing.bench.reproduce import antoran, banana, batchnorm, battery, immer, step, subnetwork
     from lapwing.report import antoran as antoran_report
+    from lapwing.report import banana as banana_report
     from lapwing.report import batchnorm as batchnorm_report
     from lapwing.report import battery as battery_report
+    from lapwing.report import immer as immer_report
+    from lapwing.report import step as step_report
     from lapwing.report import subnetwork as subnetwork_report
 
     return {
@@ -76,6 +82,9 @@ def _study_and_report(table: TableName) -> tuple[Any, Any]:
         TableName.antoran2022: (antoran.run, antoran_report),
         TableName.batchnorm_1d: (batchnorm.run, batchnorm_report),
         TableName.subnetwork_1d: (subnetwork.run, subnetwork_report),
+        TableName.immer2021_uci: (immer.run, immer_report),
+        TableName.banana: (banana.run, banana_report),
+        TableName.step: (step.run, step_report),
     }[table]
 
 
@@ -88,10 +97,17 @@ def study(asked: Asked) -> Study:
     if asked.data is not None and not asked.data.is_dir():
         raise InputError(f"--data {asked.data} is not a folder.")
     effort = QUICK if asked.quick else FULL
-    n_seeds = effort.n_seeds if asked.seeds is None else asked.seeds
+    n_seeds = _n_seeds(asked, effort.n_seeds) if asked.seeds is None else asked.seeds
     if n_seeds < 1:
         raise InputError(f"--seeds must be at least 1, got {n_seeds}.")
     return Study(DataFolder(asked.data), Store(asked.out / asked.table.value), effort, n_seeds, again=asked.again)
+
+
+def _n_seeds(asked: Asked, usual: int) -> int:
+    """Published splits are ten; figures are drawn once."""
+    if asked.table is TableName.immer2021_uci:
+        return 3 if asked.quick else 10
+    return 1 if asked.table in (TableName.banana, TableName.step) else usual
 
 
 def show_study(page: StudyPage, path: Path) -> None:

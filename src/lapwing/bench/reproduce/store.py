@@ -28,7 +28,10 @@ class Store:
 
     def keep_record(self, name: str, made_with: str, record: Any) -> None:
         text = json.dumps({"made_with": made_with, "record": record}, allow_nan=False, indent=1)
-        self._write("records", name, "json").write_text(text + "\n", encoding="utf-8")
+        path = self._write("records", name, "json")
+        unfinished = path.with_suffix(".part")
+        unfinished.write_text(text + "\n", encoding="utf-8")
+        unfinished.replace(path)  # at once: whoever stops the study leaves no half of a record
 
     def load_weights(self, name: str, made_with: str, model: nn.Module) -> bool:
         """Fill the model with kept weights and buffers; False when there are none made this way."""

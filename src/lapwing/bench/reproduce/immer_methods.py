@@ -1,0 +1,104 @@
+"""The methods of the table, each as log p(c | x) of the held-out rows under one trained network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import lapwing as lw
+from lapwing.bench.reproduce.uci import UciSplit
+
+GRID = tuple(10 ** (-2 + 4 * i / 9) for i in range(10))
+COARSE = GRID[2::2]  # .0774, .599, 4.64, 35.9: where a posterior takes long
+N_SAMPLES = 1000
+LEAST_REFINED = 0.5  # precisions below are chosen by no method, and refining takes longest there
+MOST_OUTPUTS = 1000  # of all training rows, up to which a full variational posterior is fitted
+
+Scored = tuple[str, Tensor]  # a method's name, and its log probabilities (n, C)
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A network trained under one prior precision, which is the posterior's too."""
+
+    data: UciSplit
+    model: nn.Module
+    precision: float
+    large: bool = False
+
+    @cached_property
+    def full(self) -> lw.Posterior:
+        return self.fitted("full")
+
+    def fitted(self, structure: Any) -> lw.Posterior:
+        train, likelihood = self.data.train, self.data.likelihood
+        return lw.fit(
+            self.model, (train.x, train.y), likelihood, structure=structure, prior=self.precision, progress=False
+        )
+
+    @property
+    def largest_gradient(self) -> float:
+        """Of the objective at the trained weights, which Adam rarely leaves at a mode."""
+        pull = self.precision * self.full.mean.double()
+        return float((self.full.data_gradient() - pull).abs().max())
+
+    def linearised(self, posterior: lw.Posterior) -> Tensor:
+        link = "quadrature" if self.data.n_outputs == 1 else "mc"  # exact, or as published
+        return _log_probs(posterior.predict(self.data.held_out, link=link, n_samples=N_SAMPLES))
+
+    def sampled(self) -> Tensor:
+        return _log_probs(self.full.predict(self.data.held_out, predictive="bnn", n_samples=N_SAMPLES))
+
+    @torch.no_grad()
+    def network(self) -> Tensor:
+        f = self.model(self.data.held_out).double()
+        if self.data.n_outputs > 1:
+            return f.log_softmax(-1)
+        return torch.cat([nn.functional.logsigmoid(-f), nn.functional.logsigmoid(f)], dim=1)
+
+
+def _log_probs(prediction: Any) -> Tensor:
+    log_probs: Tensor = prediction.log_probs.detach().double()
+    return log_probs.reshape(len(log_probs), -1)
+
+
+def plain(case: Case) -> Iterator[Scored]:
+    yield "MAP", case.network()
+    yield "BNN", case.sampled()
+    yield "GLM", case.linearised(case.full)
+    yield "GLM diag", case.linearised(case.fitted("diag"))
+
+
+def at_the_mode(case: Case) -> Iterator[Scored]:
+    """The mean moved to the mode of the linear model, the curvature taken there."""
+    if case.precision >= LEAST_REFINED:
+        yield "GLM mode", case.linearised(lw.refine(case.full, progress=False))
+
+
+def variational(case: Case) -> Iterator[Scored]:
+    """Gaussian variational posteriors of the linear model: diagonal with the published settings; full and converged
+    where there are few outputs, as each step costs (N C)³."""
+    if case.large or case.precision < LEAST_REFINED:
+        return
+    yield "GLM refine d", case.linearised(lw.refine(case.full, by="vi_diag", preset="immer2021", progress=False))
+    if len(case.data.train) * case.data.n_outputs <= MOST_OUTPUTS:
+        yield "GLM refine", case.linearised(lw.refine(case.full, by="vi", progress=False))
+
+
+def gaussian_process(case: Case) -> Iterator[Scored]:
+    """Over functions, one for every output: the covariances between outputs are left out of the kernel."""
+    if case.precision >= LEAST_REFINED:
+        yield "GP", case.linearised(case.fitted(lw.GP(coupling="independent")))
+
+
+PARTS: dict[str, Callable[[Case], Iterator[Scored]]] = {
+    "plain": plain,
+    "mode": at_the_mode,
+    "gp": gaussian_process,
+    "variational": variational,
+}
