@@ -4,9 +4,10 @@ A posterior whose precisions are all multiplied by s has the outputs N(m, V_s) a
 
     the network's                    f
     on the way to the linear mode    f + α J (θ_* − θ*),  α = ½ and 1
-    one Newton step                  f + J P_s⁻¹ ∇ log p(D | θ*): the mode of a prior centred on the network
+    one Newton step of the data      f + J P_s⁻¹ ∇ log p(D | θ*): the mode of a prior centred on the network
+    one Newton step of the posterior f + α J P_s⁻¹ (∇ log p(D | θ*) − s P₀ (θ* − m₀)),  α = ¼, ½ and 1
 
-The last one tends to the network as s grows, the others do not.
+The step of the data tends to the network as s grows, the others do not.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from lapwing.errors import InputError, located
 from lapwing.likelihoods import Sites
 from lapwing.observations import encode_batch
 from lapwing.posterior import Posterior
-from lapwing.predictive import site_gaussian
+from lapwing.predictive import SiteGaussian, site_gaussian
 from lapwing.progress import shown
 
 _MOST_COVARIANCES = 1 << 29  # numbers: 4 GiB
@@ -30,10 +31,13 @@ _MOST_COVARIANCES = 1 << 29  # numbers: 4 GiB
 
 @dataclass(frozen=True, eq=False)
 class Shift:
-    """A candidate mean: which one, θ − θ* at each scale (S, P) or at all of them (1, P), and its outputs."""
+    """Means along one way: their names with how far each goes, and θ − θ* at every scale (S, P) or at all (1, P)."""
 
-    name: str
+    lengths: dict[str, float]
     weights: Float[Tensor, "s p"]
+
+    def weights_of(self, name: str, scale_index: int) -> Float[Tensor, " p"]:
+        return self.lengths[name] * self.weights[min(scale_index, len(self.weights) - 1)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,17 +45,18 @@ class HeldOut:
     """Means and covariances at the held-out inputs, for every scale of the prior."""
 
     f: Float[Tensor, "n t c"]
-    moves: tuple[Float[Tensor, "_ n t c"], ...]  # J (θ − θ*) for every candidate mean, at every scale or once
+    lengths: tuple[dict[str, float], ...]  # of every way, its means
+    moves: tuple[Float[Tensor, "_ n t c"], ...]  # J (θ − θ*) along every way, at every scale or once
     covs: Float[Tensor, "s n t c c"]
     y: Any  # the targets as given
     sites: Sites
 
     @classmethod
     def of(
-        cls, posterior: Posterior, data: Batches, scales: Tensor, shifts: list[Shift], progress: bool | None
+        cls, posterior: Posterior, data: Batches, scales: list[float], shifts: list[Shift], progress: bool | None
     ) -> HeldOut:
         """One pass over the held-out data."""
-        precisions = [scaled(posterior, s).precision for s in scales.tolist()]
+        precisions = [scaled(posterior, s).precision for s in scales]
         pieces, seen = [], 0
         for number, (x, y) in enumerate(shown(data, total=len(data), what="held-out data", progress=progress)):
             with located(f"validation, batch {number}"):
@@ -67,7 +72,20 @@ class HeldOut:
                     pieces.append((posterior.sites.split(f), moves, covs, targets))
         f_, moves_, covs_, ys = zip(*pieces, strict=True)
         joined = tuple(torch.cat(list(each), 1) for each in zip(*moves_, strict=True))
-        return cls(torch.cat(f_), joined, torch.cat(covs_, 1), _joined(ys), posterior.sites)
+        lengths = tuple(shift.lengths for shift in shifts)
+        return cls(torch.cat(f_), lengths, joined, torch.cat(covs_, 1), _joined(ys), posterior.sites)
+
+    @property
+    def means(self) -> list[str]:
+        return ["network", *(name for lengths in self.lengths for name in lengths)]
+
+    def gaussian(self, mean: str, scale_index: int) -> SiteGaussian:
+        """The outputs around one of the means, under the prior at one of the scales."""
+        for lengths, moves in zip(self.lengths, self.moves, strict=True):
+            if mean in lengths:
+                move = lengths[mean] * moves[min(scale_index, len(moves) - 1)]
+                return SiteGaussian(self.f + move, self.covs[scale_index])
+        return SiteGaussian(self.f, self.covs[scale_index])
 
 
 def _check_room(n: int, n_scales: int, sites: Sites) -> None:

@@ -19,9 +19,9 @@ import torch
 
 from lapwing._types import Float, Tensor
 from lapwing.data import Batches
+from lapwing.errors import NumericalError
 from lapwing.likelihoods import Gaussian
 from lapwing.posterior import Posterior, Readout
-from lapwing.predictive import SiteGaussian
 from lapwing.predictive.link_rules import DEFAULT
 from lapwing.tuning.held_out import HeldOut, Shift, scaled
 from lapwing.tuning.scoring import Freedom, Score, Targets, final_score, quick_scores
@@ -32,7 +32,8 @@ GRID = torch.tensor([*(10 ** (k / 2) for k in range(-6, 11)), 1e6, 1e7, NO_SPREA
 _FINALISTS = 16
 
 # Nats that a candidate has to gain on the held-out data as a whole before it is preferred.
-_COST_OF_MEAN = {"network": 0.0, "newton": 1.0, "half": 1.0, "linear": 2.0}
+_COST_OF_MEAN = {"network": 0.0, "newton": 1.0, "quarter step": 1.0, "half step": 1.0, "step": 2.0}
+_COST_OF_MEAN |= {"half": 1.0, "linear": 2.0}
 _COST_OF_LINK = 0.5
 _SCALE_STD = 2.0  # decades: the evidence is often wrong, but seldom by more than that
 _DECADES_OF_NO_SPREAD = 8.0
@@ -46,12 +47,9 @@ class Candidate:
     """One way to read predictions off a posterior, with its held-out score."""
 
     scale_index: int
+    scale: float
     mean: str
     score: Score
-
-    @property
-    def scale(self) -> float:
-        return float(GRID[self.scale_index])
 
     @property
     def cost(self) -> float:
@@ -66,64 +64,69 @@ def search_validation(
 ) -> Posterior:
     """The candidate the held-out data prefer: one pass over them, none over the training data."""
     network = replace(posterior, readout=Readout())
-    shifts = _shifts(network)
-    data = HeldOut.of(network, held_out, GRID, shifts, progress)
+    scales, shifts = _shifts(network)
+    data = HeldOut.of(network, held_out, scales, shifts, progress)
     targets = Targets(data.y, data.sites, len(data.f) * data.sites.t)
     free = noise and noise_is_free(posterior)
-    candidates = _all_candidates(network, data, [shift.name for shift in shifts], targets, free)
+    candidates = _all_candidates(network, data, scales, targets, free)
     best = _preferred(candidates, targets.n_terms)
-    weights = {shift.name: shift.weights for shift in shifts}
-    chosen = _built(network, best, weights)
-    steps = [*_steps(network, candidates, weights), _step(network, best, weights, "taken")]
+    chosen = _built(network, best, shifts)
+    steps = [*_steps(network, candidates, shifts), _step(network, best, shifts, "taken")]
     return replace(chosen, history=(*posterior.history, *steps))
 
 
-def _shifts(posterior: Posterior) -> list[Shift]:
-    """Means to choose from besides the network's."""
-    shifts = []
+def _shifts(posterior: Posterior) -> tuple[list[float], list[Shift]]:
+    """The scales under which the precision stands above rounding, and ways to move the mean away from the network's."""
+    scales, shifts = GRID.tolist(), []
     if posterior.precision.of_weights:
-        gradient = posterior.data_gradient()
-        newton = [scaled(posterior, s).precision.solve(gradient) for s in GRID.tolist()]
-        shifts.append(Shift("newton", torch.stack(newton).detach()))
+        steps = {s: found for s in scales if (found := _newton_steps(scaled(posterior, s))) is not None}
+        scales = list(steps)
+        newton, towards_mode = (torch.stack(each) for each in zip(*steps.values(), strict=True))
+        shifts.append(Shift({"newton": 1.0}, newton))
+        shifts.append(Shift({"quarter step": 0.25, "half step": 0.5, "step": 1.0}, towards_mode))
     if posterior.expansion is not None:
         to_mode = (posterior.linear_mode() - posterior.linearised.theta).detach()[None]
-        shifts += [Shift("half", 0.5 * to_mode), Shift("linear", to_mode)]
-    return shifts
+        shifts.append(Shift({"half": 0.5, "linear": 1.0}, to_mode))
+    return scales, shifts
+
+
+def _newton_steps(posterior: Posterior) -> tuple[Float[Tensor, " p"], Float[Tensor, " p"]] | None:
+    """P⁻¹ g and P⁻¹ (g − P₀ (θ* − m₀)); None under a prior so weak that P is lost in rounding."""
+    data, prior = posterior.data_gradient(), posterior.prior
+    pull = prior.P0.diagonal * (posterior.linearised.theta - prior.mean)
+    try:
+        newton, towards_mode = posterior.precision.solve(torch.stack([data, data - pull])).detach()
+    except NumericalError:
+        return None
+    return newton, towards_mode
 
 
 def _all_candidates(
-    posterior: Posterior, data: HeldOut, names: list[str], targets: Targets, free: bool
+    posterior: Posterior, data: HeldOut, scales: list[float], targets: Targets, free: bool
 ) -> list[Candidate]:
     likelihood = posterior.likelihood
     candidates = [
-        Candidate(i, name, score)
-        for name in ("network", *names)
-        for i in range(len(GRID))
-        for score in quick_scores(likelihood, _gaussian(data, names, name, i), targets, _freedom(i, free))
+        Candidate(i, s, name, score)
+        for name in data.means
+        for i, s in enumerate(scales)
+        for score in quick_scores(likelihood, data.gaussian(name, i), targets, _freedom(s, free))
     ]
     finalists = sorted(candidates, key=lambda c: c.score.nll)[:_FINALISTS]
     dear = {
         (c.scale_index, c.mean): final_score(
             likelihood,
-            _gaussian(data, names, c.mean, c.scale_index),
+            data.gaussian(c.mean, c.scale_index),
             targets,
-            _freedom(c.scale_index, free),
+            _freedom(c.scale, free),
             c.score.dispersion,
         )
         for c in finalists
     }
-    return candidates + [Candidate(i, name, score) for (i, name), score in dear.items() if score is not None]
+    return candidates + [Candidate(i, scales[i], name, score) for (i, name), score in dear.items() if score is not None]
 
 
-def _gaussian(data: HeldOut, names: list[str], name: str, i: int) -> SiteGaussian:
-    if name == "network":
-        return SiteGaussian(data.f, data.covs[i])
-    moves = data.moves[names.index(name)]
-    return SiteGaussian(data.f + moves[min(i, len(moves) - 1)], data.covs[i])
-
-
-def _freedom(scale_index: int, free_noise: bool) -> Freedom:
-    spread = float(GRID[scale_index]) < NO_SPREAD
+def _freedom(scale: float, free_noise: bool) -> Freedom:
+    spread = scale < NO_SPREAD
     return Freedom(free_noise, *((_STD_WITH_SPREAD, _STD_WITH_SPREAD) if spread else (_STD_OF_COLDER, inf)))
 
 
@@ -134,13 +137,10 @@ def _preferred(candidates: list[Candidate], n_terms: int) -> Candidate:
     return min(allowed, key=lambda c: n_terms * c.score.nll + c.cost)
 
 
-def _built(posterior: Posterior, best: Candidate, weights: dict[str, Float[Tensor, "s p"]]) -> Posterior:
+def _built(posterior: Posterior, best: Candidate, shifts: list[Shift]) -> Posterior:
     """The posterior the candidate stands for."""
     moved = scaled(posterior, best.scale)
-    shift = None
-    if best.mean != "network":
-        each = weights[best.mean]
-        shift = each[min(best.scale_index, len(each) - 1)]
+    shift = next((each.weights_of(best.mean, best.scale_index) for each in shifts if best.mean in each.lengths), None)
     if not isinstance(posterior.likelihood, Gaussian):
         return replace(moved, readout=Readout(shift, best.score.dispersion, best.score.link))
     # Noise and covariance both times a: the precision matrix divided by a.
@@ -150,17 +150,17 @@ def _built(posterior: Posterior, best: Candidate, weights: dict[str, Float[Tenso
     return replace(moved, readout=Readout(shift))
 
 
-def _steps(posterior: Posterior, candidates: list[Candidate], weights: dict[str, Tensor]) -> list[Step]:
+def _steps(posterior: Posterior, candidates: list[Candidate], shifts: list[Shift]) -> list[Step]:
     """For every scale the best candidate at it, with the evidence there: do the two agree?"""
     steps = []
-    for i in range(len(GRID)):
+    for i in sorted({c.scale_index for c in candidates}):
         best = min((c for c in candidates if c.scale_index == i), key=lambda c: c.score.nll)
-        steps.append(_step(posterior, best, weights, "tried"))
+        steps.append(_step(posterior, best, shifts, "tried"))
     return steps
 
 
-def _step(posterior: Posterior, candidate: Candidate, weights: dict[str, Tensor], what: str) -> Step:
+def _step(posterior: Posterior, candidate: Candidate, shifts: list[Shift], what: str) -> Step:
     words = f"validation, {what}: {candidate.mean} mean, dispersion {candidate.score.dispersion:.3g}"
     evidence = float(scaled(posterior, candidate.scale).log_evidence().detach())
-    built = _built(posterior, candidate, weights)
+    built = _built(posterior, candidate, shifts)
     return step(-candidate.score.nll, built, words, scale=candidate.scale, evidence=evidence)
