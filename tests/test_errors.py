@@ -397,6 +397,22 @@ PRIORS = [
     Row("prior of a frozen model", frozen, lw.prior, VALUE, ("Nothing to infer",)),
 ]  # fmt: skip
 
+GPS = [
+    Row("gp coupled in no known way", three, lambda m: lw.GP(coupling="none"), VALUE, ("GP: coupling", '"independent"', "'none'")),
+    Row("gp of no points", three, lambda m: lw.GP(0), VALUE, ("n_points", "at least 1", "0")),
+    Row("gp of half a point", three, lambda m: lw.GP(2.5), TYPE, ("n_points", "whole number", "float")),
+    Row("inducing points without a number", three, lambda m: lw.GP(method="inducing"), VALUE, ("inducing", "needs n_points")),
+    Row("inducing points of separate outputs", three, lambda m: lw.GP(5, method="inducing", coupling="diag"), VALUE, ("inducing", 'coupling="diag"')),
+    Row("rank of a subset", three, lambda m: lw.GP(5, rank=3), VALUE, ("rank", "nystrom")),
+    Row("newton mean of separate outputs", three, lambda m: lw.GP(coupling="diag", mean="newton"), VALUE, ("newton", 'coupling="full"')),
+    Row("separate outputs of sampled labels", three, fit(structure=lw.GP(coupling="diag"), fisher="mc"), STRUCTURE, ("Sampled", 'fisher="exact"')),
+    Row("informative points of a Gaussian", one, fit_gaussian((X, real(N, 1)), structure=lw.GP(2, points="informative")), VALUE, ("informative", "same for all", "random")),
+    Row("weights of separate outputs", three, lambda m: fit(structure=lw.GP(coupling="independent"))(m).marginal_variance(), STRUCTURE, ("every output has its own", 'coupling="full"')),
+    Row("more data for chosen points", three, lambda m: fit(structure=lw.GP(2))(m).updated((X, LABELS)), STRUCTURE, ("2 points", "lw.GP()")),
+    Row("refining chosen points", three, lambda m: lw.refine(fit(structure=lw.GP(2))(m)), STRUCTURE, ("2 points", "newton")),
+    Row("linear mode of points alone", three, lambda m: lw.tune(fit(structure=lw.GP(2, sod_scale="none"))(m)), VALUE, ("points alone", 'mode="network"')),
+]  # fmt: skip
+
 POSTERIORS = [
     Row("predict without a batch axis", three, lambda m: classifier(m).predict(torch.tensor(1.0)), TYPE, ("batch", "x[None]")),
     Row("predict at nothing", three, lambda m: classifier(m).predict(X[:0]), VALUE, ("empty",)),
@@ -496,7 +512,7 @@ REFINEMENT = [
     Row("exact Hessian of a refined posterior", three, lambda m: lw.exact_hessian(lw.refine(classifier(m)), (X, LABELS)), STRUCTURE, ("exact_hessian", "refine last")),
 ]  # fmt: skip
 
-TABLE = MODELS + DATA + TARGETS + CONSTRUCTORS + WORDS + PRIORS + POSTERIORS + TUNING + REFINEMENT
+TABLE = MODELS + DATA + TARGETS + CONSTRUCTORS + WORDS + PRIORS + GPS + POSTERIORS + TUNING + REFINEMENT
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)

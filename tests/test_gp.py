@@ -125,6 +125,23 @@ def test_evidence_of_a_linear_model_is_the_density_of_its_targets() -> None:
     assert_close(gp.covariance(), Sigma)
 
 
+@pytest.mark.parametrize("coupling", ["full", "independent"])
+def test_convolutions_are_written_out_in_tiles(coupling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lapwing.jacobian.rows._WRITTEN_FLOATS", 100)
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Conv2d(3, 2, 2, groups=1), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3))
+    model = nn.Sequential(*layers).double()
+    X, Xt, Y = randn(5, 1, 5, 5, g=seeded()), randn(4, 1, 5, 5, g=seeded(1)), torch.tensor([0, 1, 2, 1, 0])
+    (f, J), (_, Jt) = oracle.jacobian(model, X), oracle.jacobian(model, Xt)
+    Lambda = oracle.hessians("categorical", f[:, None], Y[:, None])[:, 0]
+    if coupling == "independent":
+        J, Jt = copies(J), copies(Jt)
+    prior = lw.prior(model, precision=[0.5, 2.0, 1.0], groups="layer")
+    d = prior.P0.diagonal.repeat(J.shape[-1] // prior.layout.p)
+    gp = lw.fit(model, (X, Y), "classification", structure=lw.GP(coupling=coupling), prior=prior)
+    assert_close(gp.outputs(Xt).cov, oracle.functional_cov(Jt, oracle.posterior(oracle.ggn(J, Lambda), d)))
+
+
 # --- outputs without covariance ---------------------------------------------------------------------------------
 
 
@@ -358,6 +375,34 @@ def test_the_bound_is_the_dense_one() -> None:
     assert_close(gp.evidence().log_det_ratio, log_det, rtol=1e-9)
     assert_close(gp.outputs(p.Xt).cov, oracle.functional_cov(p.Jt, oracle.posterior(kept, DELTA)), rtol=1e-9)
     assert_close(gp.covariance(), oracle.posterior(kept, DELTA), rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_two_hundred_points_for_all_digits_beat_eight_hundred_alone() -> None:
+    """NLL on 500 digits; run with -s for the numbers of the page on function space."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    order = torch.randperm(1797, generator=seeded())
+    X, Y = torch.tensor(images, dtype=torch.float32)[order] / 16, torch.tensor(labels)[order]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 40), nn.Tanh(), nn.Linear(40, 10))
+    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(300):
+        optimiser.zero_grad()
+        decay = 0.5 * sum((p**2).sum() for p in model.parameters())
+        (nn.functional.cross_entropy(model(X[:1297]), Y[:1297], reduction="sum") + decay).backward()
+        optimiser.step()
+
+    def nll(structure: lw.GP) -> float:
+        gp = lw.fit(model, (X[:1297], Y[:1297]), "classification", structure=structure, generator=seeded())
+        found = -float(gp.predict(X[1297:]).log_prob(Y[1297:]).mean())
+        print(f"{structure.described}, sod_scale {structure.sod_scale}: {found:.4f}")
+        return found
+
+    exact, inducing = nll(lw.GP()), nll(lw.GP(200, method="inducing"))
+    subsets = [nll(lw.GP(800, sod_scale=s)) for s in ("likelihood", "prior", "none")]
+    assert inducing < min(subsets) and abs(inducing - exact) < 2e-3
 
 
 # --- other verbs ------------------------------------------------------------------------------------------------

@@ -124,6 +124,19 @@ def _covariance(structure: str) -> Callable[[Workload], Timed]:
     return prepare
 
 
+def _gp(w: Workload) -> lw.Posterior:
+    return _prepared(w, structure=lw.GP(1000, coupling="independent", sod_scale="none"))
+
+
+def _gp_fit(w: Workload) -> Timed:
+    return Timed(lambda: _gp(w), w.gradient_epoch)
+
+
+def _gp_covariance(w: Workload) -> Timed:
+    posterior = _gp(w)
+    return Timed(lambda: posterior.outputs(w.x).cov, w.forward)
+
+
 def _four_times_as_many(w: Workload) -> Timed:
     posterior, x = _prepared(w, structure="kron"), w.x.repeat(4, *(1 for _ in w.x.shape[1:]))
     return Timed(lambda: posterior.outputs(x).cov, lambda: posterior.outputs(w.x).cov, unit_share=4.0)
@@ -174,6 +187,10 @@ CASES: dict[str, Case] = {
         {"W2": 22, "W3": 18, "W4": 40, "W5": 40, "W5-mha": None},
         _covariance("kron"),
         PREDICTIVE_MIB,
+    ),
+    "gp-fit": Case("GP of 1,000 points, independent outputs: fit and factors", GE, {"W2": 30}, _gp_fit),
+    "gp-covariance": Case(
+        "output covariance at 256 inputs, GP of 1,000 points", FW, {"W2": None}, _gp_covariance, 1024.0
     ),
     "cost-per-input": Case(
         "covariance, cost per input at 1,024 inputs",

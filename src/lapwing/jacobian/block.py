@@ -63,6 +63,18 @@ class Block(ABC):
     @abstractmethod
     def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]: ...
 
+    def meets_as_factors(self, other: Block, D: GroupedDiagonal) -> bool:
+        """Whether `cross` goes through small products; else entries are written out, few at a time."""
+        return True
+
+    def written(self) -> Float[Tensor, "nc k"]:
+        """All entries of the rows in an order of the block's own, float64."""
+        return torch.cat([part.flatten(0, 1) for part in self.parts()], dim=1)
+
+    def written_weights(self, D: GroupedDiagonal) -> Float[Tensor, " k"]:
+        """D in that order."""
+        return torch.cat([D.diagonal[s] for s in self.slices])
+
     @abstractmethod
     def cross(self, other: Block, D: GroupedDiagonal) -> Float[Tensor, "nc md"]: ...
 

@@ -38,6 +38,9 @@ class DenseBlock(Block):
     def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]:
         return (self.values**2 @ weights[self.where].to(self.values.dtype)).double()
 
+    def meets_as_factors(self, other: Block, D: GroupedDiagonal) -> bool:
+        return False
+
     def cross(self, other: Block, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
         (values,) = other.parts()
         return (self.values.double().flatten(0, 1) * D.diagonal[self.where]) @ values.flatten(0, 1).T

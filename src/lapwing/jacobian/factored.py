@@ -129,6 +129,18 @@ class FactorBlock(Block):
             return (self.g[:, :, 0].flatten(2) ** 2 @ self._squared_inputs_through(W)[:, :, None])[..., 0].double()
         return (self.matrices().flatten(2) ** 2 @ W.flatten()).double()
 
+    def meets_as_factors(self, other: Block, D: GroupedDiagonal) -> bool:
+        other = other.plain()
+        single = isinstance(other, FactorBlock) and self._single and other._single
+        return single and self.arrangement.input_scales(D) is not None
+
+    def written(self) -> Float[Tensor, "nc k"]:
+        # as matrices (q, o, i): no rearrangement, and sums over positions in the model's dtype
+        return self.matrices().flatten(2).flatten(0, 1).double()
+
+    def written_weights(self, D: GroupedDiagonal) -> Float[Tensor, " k"]:
+        return self.arrangement.matrices(D.diagonal).flatten()
+
     def cross(self, other: Block, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
         scales, other = self.arrangement.input_scales(D), other.plain()
         if not isinstance(other, FactorBlock) or not (self._single and other._single) or scales is None:

@@ -72,13 +72,38 @@ class Jacobian(Rows):
 
     def cross(self, other: Rows, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
         assert isinstance(other, Jacobian)
-        # Some data at a time, so that the products of single blocks stay in cache and only the sum is written out.
+        pairs = list(zip(self.blocks, other.blocks, strict=True))
+        factored = [pair for pair in pairs if pair[0].meets_as_factors(pair[1], D)]
+        terms = [self._cross_written_out(*pair, other.n, D) for pair in pairs if pair not in factored]
+        if factored:
+            terms.append(self._cross_factored(factored, other, D))
+        return summed(terms)
+
+    def _cross_factored(
+        self, pairs: Sequence[tuple[Block, Block]], other: Jacobian, D: GroupedDiagonal
+    ) -> Float[Tensor, "nc md"]:
+        """Some data at a time, so that the products of single blocks stay in cache and only the sum is written out."""
         step = max(1, _CACHED_FLOATS // (self.c * other.n * other.c))
         pieces = []
         for start in range(0, self.n, step):
-            some = (block.data_at(slice(start, start + step)) for block in self.blocks)
-            pieces.append(summed(mine.cross(theirs, D) for mine, theirs in zip(some, other.blocks, strict=True)))
+            some = slice(start, start + step)
+            pieces.append(summed(mine.data_at(some).cross(theirs, D) for mine, theirs in pairs))
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def _cross_written_out(self, mine: Block, theirs: Block, m: int, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
+        """Entries of few data of each side at a time; of a symmetric matrix those above the diagonal."""
+        size = self.c * sum(s.stop - s.start for s in mine.slices)
+        step = max(1, _WRITTEN_FLOATS // max(1, size))
+        theirs = mine if mine is theirs else theirs.plain()
+        kind = type(mine) if type(mine) is type(theirs) else Block  # in their own order, or both in that of the weights
+        weights = kind.written_weights(mine, D)
+        tiles: list[list[Tensor]] = []
+        for i, start in enumerate(range(0, self.n, step)):
+            rows = kind.written(mine.data_at(slice(start, start + step))) * weights
+            below = [row[i].T for row in tiles] if mine is theirs else []
+            starts = range(step * len(below), m, step)
+            tiles.append([*below, *(rows @ kind.written(theirs.data_at(slice(s, s + step))).T for s in starts)])
+        return torch.cat([torch.cat(row, 1) for row in tiles])
 
     def sum_squares(self) -> Float[Tensor, " p"]:
         total = torch.zeros(self.p, dtype=torch.float64, device=self.device)
