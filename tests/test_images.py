@@ -136,3 +136,11 @@ def test_data_that_cannot_go_through_with_channels_last_go_as_they_came() -> Non
     assert_close(posterior.outputs(large).cov, plain.outputs(large).cov, RTOL)
     with pytest.raises(lw.ModelError, match="forward pass raised"):
         posterior.outputs(torch.randn(2, 5, 3, 3)).cov  # noqa: B018
+
+
+def test_convolutions_that_torch_cannot_differentiate_with_channels_last_keep_their_layout() -> None:
+    """A strided 1 × 1 convolution of few channels: its backward pass would corrupt the heap."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 1, 2), nn.Tanh(), nn.Flatten(), nn.Linear(64, 2))
+    posterior = lw.fit(model, (torch.randn(40, 2, 8, 8), torch.randn(40, 2)), lw.Gaussian(0.5), structure="diag")
+    assert posterior.linearised.layout_of_images == torch.preserve_format

@@ -36,6 +36,8 @@ from lapwing.sandbox import borrowed
 
 _N = 3  # an odd number of rows that rarely equals a sequence length; equality would still be caught by the numbers
 
+_FEW_CHANNELS = 16  # with which strided 1 × 1 convolutions are not run with channels last
+
 _PERIOD = 65_537  # a prime: no axis of a tensor comes round with it
 
 T = TypeVar("T", int, Tensor)
@@ -221,7 +223,7 @@ def _agreeing_blocks(linearised: Linearised, few: ModelInput, truth: Projections
     """
     candidates = _faithful(linearised, few)
     channels_last = Agreed({})
-    if any(isinstance(module, nn.Conv2d) for module in candidates.values()):
+    if _gains_from_channels_last(linearised.network.model, candidates):
         other = replace(linearised, layout_of_images=torch.channels_last)
         with suppress(RuntimeError, LapwingError):
             linearised.network(with_images_in(few, torch.channels_last), {})  # refuses what a trace would work around
@@ -232,6 +234,19 @@ def _agreeing_blocks(linearised: Linearised, few: ModelInput, truth: Projections
     if channels_last.blocks and channels_last.blocks.keys() >= agreed.blocks.keys():
         return other, channels_last
     return linearised, agreed
+
+
+def _gains_from_channels_last(model: nn.Module, candidates: Mapping[str, nn.Module]) -> bool:
+    """Whether there are 2-d convolutions, and none that torch (2.13, CPU) cannot differentiate so laid out.
+
+    The backward pass of a strided 1 × 1 convolution of few channels then writes beyond its memory: the process dies.
+    """
+    convolutions = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
+    deadly = any(
+        set(m.kernel_size) == {1} and max(m.stride) > 1 and m.in_channels // m.groups < _FEW_CHANNELS
+        for m in convolutions
+    )
+    return any(isinstance(m, nn.Conv2d) for m in candidates.values()) and not deadly
 
 
 def _agreeing(linearised: Linearised, few: ModelInput, truth: Projections, candidates: dict[str, nn.Module]) -> Agreed:
