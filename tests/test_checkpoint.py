@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import lapwing as lw
 from faults import died_at, files_up_to
+from lapwing.tuning import joint
 from stored import KINDS, LABELS, STRUCTURES, N, X, assert_same_bits, network
 
 BATCHES = [(X[k : k + 9], LABELS[k : k + 9]) for k in range(0, N, 9)]
@@ -249,3 +250,57 @@ def test_an_order_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     with pytest.raises(lw.InputError, match="an order of its own"):
         fit(DataLoader(_Stream(), batch_size=9), checkpoint=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+# --- tuning -------------------------------------------------------------------------------------------------------
+
+
+def interrupted_tuning(posterior: lw.Posterior, directory: Path, after: int, **options: Any) -> None:
+    """Stop when the linear model's mode is looked for once too often."""
+    find, calls = joint.find_mode, iter(range(10**9))
+
+    def breaking(*arguments: Any) -> Any:
+        if next(calls) == after:
+            raise Interrupted
+        return find(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(joint, "find_mode", breaking)
+        lw.tune(posterior, checkpoint=directory, every=0, **options)
+    assert (directory / "tuning.lapwing").exists()
+
+
+def _small() -> lw.Posterior:
+    return fit(BATCHES, structure="kron", params="last_layer")
+
+
+TUNINGS: list[Any] = [
+    ({}, 3),
+    pytest.param({"by": "fixed_point"}, 2, marks=pytest.mark.slow),
+    pytest.param({"curvature_at": "linear_mode"}, 2, marks=pytest.mark.slow),
+    pytest.param({"curvature_at": "linear_mode"}, 9, marks=pytest.mark.slow),  # in a later stage
+]
+
+
+@pytest.mark.parametrize(("options", "after"), TUNINGS, ids=str)
+def test_an_interrupted_tuning_goes_on_to_the_same_bits(options: dict[str, Any], after: int, tmp_path: Path) -> None:
+    posterior = _small()
+    whole = lw.tune(posterior, groups="one", **options)
+    interrupted_tuning(posterior, tmp_path, after, groups="one", **options)
+    resumed = lw.tune(posterior, groups="one", checkpoint=tmp_path, **options)
+    assert_same_bits(whole, resumed)
+    assert whole.history == resumed.history and not list(tmp_path.iterdir())
+
+
+def test_killed_tuning_goes_on_and_another_is_refused(tmp_path: Path) -> None:
+    posterior = _small()
+    whole = lw.tune(posterior, groups="one")
+    assert died_at(30, lambda: lw.tune(posterior, groups="one", checkpoint=tmp_path, every=0))
+    for other, options, words in (
+        (posterior.with_prior(2.0), {}, "the prior differed"),
+        (posterior, {"by": "fixed_point"}, "the argument by differed"),
+        (posterior.updated(BATCHES[:1]), {}, "the curvature differed"),
+    ):
+        with pytest.raises(lw.StorageError, match=words):
+            lw.tune(other, BATCHES, groups="one", checkpoint=tmp_path, **options)
+    assert_same_bits(whole, lw.tune(posterior, groups="one", checkpoint=tmp_path))

@@ -102,7 +102,7 @@ def fit(
             estimate = estimated()
         else:
             bound_to = binding(linearised, family, taken.structure, kind, taken.chunk_floats, len(batches))
-            keeper = Checkpoint.at(checkpoint, every, bound_to, linearised.network.device)
+            keeper = Checkpoint.of_fit(checkpoint, every, bound_to, linearised.network.device)
             with keeper.going_on():
                 estimate = estimated(keeper=keeper)
     _warn_of_dropped(batches, estimate.statistics.n)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -9,7 +12,7 @@ from typing import Any
 import torch
 
 from lapwing import evidence, normalised, priors, refinement, registry, tuning
-from lapwing.curvature import GP
+from lapwing.curvature import GP, NOT_KEPT, Keeper
 from lapwing.data import as_batches
 from lapwing.errors import InputError, InputTypeError
 from lapwing.likelihoods import Gaussian
@@ -17,6 +20,7 @@ from lapwing.linear_model import design, in_fixed_order
 from lapwing.observations import observed
 from lapwing.posterior import Posterior
 from lapwing.sandbox import plain_tensors, random_state_kept
+from lapwing.storage import Checkpoint, tuning_binding
 
 _MOST_STORED = 1 << 26  # entries of a Jacobian of all the data that is kept while tuning: 512 MiB
 _FEW = 16  # inputs on which normalised groups are confirmed
@@ -35,6 +39,8 @@ def tune(
     curvature_at: str = "network",
     predictive_mean: str = "network",
     progress: bool | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    every: float = 60,
 ) -> Posterior:
     """Choose prior precisions, and a Gaussian noise that was left to be estimated; a new posterior.
 
@@ -47,6 +53,9 @@ def tune(
 
     `validation`, held-out data: the evidence decides the relative precisions; held-out NLL decides their common scale,
     the noise or the temperature of the classes, the mean and the link.
+
+    `checkpoint` names a directory where the search for the linear model's mode writes down how far it is every so many
+    seconds; after an interruption the same call goes on from there, to the same bits.
     """
     if not isinstance(posterior, Posterior):
         raise InputTypeError(f"tune: expected a Posterior from lw.fit, got {type(posterior).__name__}.")
@@ -66,11 +75,24 @@ def tune(
     with random_state_kept():
         posterior = _grouped(posterior, groups, data)
     if method is not None:
-        posterior = choice.tuned(posterior, method, data, noise, progress)
+        keeping: AbstractContextManager[Keeper] = nullcontext(NOT_KEPT)
+        if checkpoint is not None:
+            asked = {"by": by, "noise": noise, "mode": mode, "curvature_at": curvature_at}
+            keeping = _checkpoint(posterior, asked, checkpoint, every)
+        with keeping as keeper:
+            posterior = choice.tuned(posterior, method, data, noise, progress, keeper)
     if held_out is None:
         return posterior
     with random_state_kept():
         return tuning.search_validation(posterior, held_out, noise=noise, progress=progress)
+
+
+@contextmanager
+def _checkpoint(posterior: Posterior, asked: dict[str, Any], directory: Any, every: Any) -> Iterator[Keeper]:
+    bound_to = tuning_binding(posterior, asked)
+    keeper = Checkpoint.of_tuning(directory, every, bound_to, posterior.linearised.network.device)
+    with keeper.going_on():
+        yield keeper
 
 
 @dataclass(frozen=True)
@@ -100,7 +122,13 @@ class _Choice:
             )
 
     def tuned(
-        self, posterior: Posterior, ascend: tuning.Ascent, data: Any, noise: bool, progress: bool | None
+        self,
+        posterior: Posterior,
+        ascend: tuning.Ascent,
+        data: Any,
+        noise: bool,
+        progress: bool | None,
+        keeper: Keeper,
     ) -> Posterior:
         if not self.linear_mode:
             return ascend(replace(posterior, expansion=None), noise=noise)
@@ -116,7 +144,7 @@ class _Choice:
             make = partial(design, posterior.linearised, source, n=posterior.n_data, most_floats=most)
             recurved = partial(_recurved, source=source) if self.curvature_at_mode else None
         with random_state_kept():
-            tuned = tuning.tune_at_linear_mode(posterior, ascend, make, noise=noise, recurved=recurved)
+            tuned = tuning.tune_at_linear_mode(posterior, ascend, make, noise=noise, recurved=recurved, keeper=keeper)
         if not self.mean_at_mode:
             return replace(tuned, readout=replace(tuned.readout, noise_std=_noise_around_network(tuned, noise)))
         shift = (tuned.linear_mode() - tuned.linearised.theta).detach()

@@ -1,7 +1,7 @@
-"""Unfinished fits on disk: written between batches, taken up by the next run of the same call.
+"""Unfinished work on disk: written between batches, or between turns; taken up by the next run of the same call.
 
 A checkpoint belongs to one model, one set of arguments and one sequence of batches, and is refused for any other. It
-holds the sums as they stand, rows of data among them, and is removed when the fit is done.
+holds the sums as they stand, rows of data among them, and is removed when the work is done.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from lapwing.errors import InputError, InputTypeError, StorageError, StructureEr
 from lapwing.likelihoods import CustomLikelihood, Likelihood
 from lapwing.linear_model import unshuffled
 from lapwing.linearise import Linearised
+from lapwing.posterior import Posterior
 from lapwing.storage import container
 from lapwing.storage.atomic import replace_file
 from lapwing.storage.binding import described
@@ -34,7 +35,7 @@ from lapwing.storage.codec import Decoder, Encoder
 from lapwing.storage.progress_table import PROGRESS_TABLE
 from lapwing.storage.strict_json import strictly_parsed
 
-_FILE = "progress.lapwing"
+_FIT, _TUNING = "progress.lapwing", "tuning.lapwing"
 Binding = dict[str, str]
 
 
@@ -70,6 +71,24 @@ def binding(
         "the memory": chunk_floats,
         "the number of batches": n,
     }
+    return _hashed(facts, encoder)
+
+
+def tuning_binding(posterior: Posterior, arguments: dict[str, Any]) -> Binding:
+    """The posterior that is tuned, with its curvature, prior and noise, and how it is to be tuned."""
+    encoder = Encoder(PROGRESS_TABLE)
+    own = isinstance(posterior.likelihood, CustomLikelihood)
+    facts = {
+        "the model": described(posterior.linearised.network),
+        "the likelihood": "own" if own else encoder.encode(posterior.likelihood, "likelihood"),
+        "the prior": encoder.encode(posterior.prior, "prior"),
+        "the curvature": encoder.encode(posterior.estimate, "estimate"),
+        **{f"the argument {name}": value for name, value in arguments.items()},
+    }
+    return _hashed(facts, encoder)
+
+
+def _hashed(facts: dict[str, Any], encoder: Encoder) -> Binding:
     tensors = {name: hashlib.sha256(container.raw(tensor)).hexdigest() for name, tensor in encoder.tensors.items()}
     words = {name: json.dumps([fact, _named_in(fact, tensors)]) for name, fact in facts.items()}
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in words.items()}
@@ -96,16 +115,19 @@ class Checkpoint(Keeper):
     _expected: tuple[int, str] = field(default=(0, ""), init=False)  # the same after some batches of the earlier run
 
     @classmethod
-    def at(cls, directory: Any, every: Any, bound_to: Binding, device: torch.device) -> Checkpoint:
-        path = _directory(directory) / _FILE
-        return cls(path, _seconds(every), bound_to, device)
+    def of_fit(cls, directory: Any, every: Any, bound_to: Binding, device: torch.device) -> Checkpoint:
+        return cls(_directory(directory) / _FIT, _seconds(every), bound_to, device)
+
+    @classmethod
+    def of_tuning(cls, directory: Any, every: Any, bound_to: Binding, device: torch.device) -> Checkpoint:
+        return cls(_directory(directory) / _TUNING, _seconds(every), bound_to, device)
 
     def resumed(self) -> dict[str, Any] | None:
         if not self.path.exists():
             return None
         with located(str(self.path)):
             state = self._read()
-        self._expected = state["done"], state["seen"]
+        self._expected = state.get("done", 0), state["seen"]
         return state
 
     def see(self, number: int, pair: tuple[ModelInput, Tensor]) -> None:
@@ -146,7 +168,7 @@ class Checkpoint(Keeper):
             content = container.read(file, os.fstat(file.fileno()).st_size)
         document = strictly_parsed(content.document, "the document")
         if not isinstance(document, dict) or document.keys() != {"bound_to", "state"}:
-            raise StorageError("it is not the progress of a fit.")
+            raise StorageError("it is no unfinished work.")
         self._check(document["bound_to"])
         decoder = Decoder(PROGRESS_TABLE, content.tensors)
         state = decoder.decode(document["state"], self.device)
@@ -157,7 +179,7 @@ class Checkpoint(Keeper):
         for name, digest in self.bound_to.items():
             if not isinstance(bound_to, dict) or bound_to.get(name) != digest:
                 raise StorageError(
-                    f"the unfinished fit there is another: {name} differed. Go on with the same arguments, or remove "
+                    f"the unfinished work there is another: {name} differed. Go on with the same arguments, or remove "
                     "the directory (or name another) to start anew."
                 )
 

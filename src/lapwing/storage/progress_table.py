@@ -1,4 +1,4 @@
-"""What the file of an unfinished fit may hold besides: rows of data as they are, for it must go on to the same bits."""
+"""What the file of unfinished work may hold besides: rows of data as they are, for it must go on to the same bits."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import torch
 
 from lapwing._types import Float, Tensor
 from lapwing.jacobian import Block, DenseBlock, EmbeddingBlock, FactorBlock, Given, Jacobian, OutputBlock
+from lapwing.linear_model import Expansion
 from lapwing.operators import Arrangement, LowRankCurvature
 from lapwing.storage.codec import Entry, Table
 from lapwing.storage.table import TABLE
+from lapwing.tuning import Position
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,5 +60,7 @@ _ROWS = {
     "DenseBlock": Entry(DenseBlock),
     "EmbeddingBlock": Entry(EmbeddingBlock),
     "LowRankCurvature": Entry(LowRankCurvature),  # not turned
+    "Expansion": Entry(Expansion),  # with the outputs of the data
+    "Position": Entry(Position),
 }
 PROGRESS_TABLE = Table({**TABLE.entries, **_ROWS}, TABLE.constants)

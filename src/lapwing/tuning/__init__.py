@@ -3,12 +3,14 @@
 from lapwing.tuning.fixed_point import iterate_fixed_point, take_fixed_point_steps
 from lapwing.tuning.gradient import maximise_evidence
 from lapwing.tuning.joint import Ascent, LinearTuning, tune_at_linear_mode
+from lapwing.tuning.position import Position
 from lapwing.tuning.step import Step
 from lapwing.tuning.validation import search_validation
 
 __all__ = [
     "Ascent",
     "LinearTuning",
+    "Position",
     "Step",
     "iterate_fixed_point",
     "maximise_evidence",

@@ -17,16 +17,16 @@ class Anderson:
     """
 
     depth: int
-    _past: list[tuple[Tensor, Tensor]] = field(default_factory=list, init=False)  # (T(z), T(z) − z)
+    past: list[tuple[Tensor, Tensor]] = field(default_factory=list, init=False)  # (T(z), T(z) − z)
 
     def next(self, z: Float[Tensor, " d"], image: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
         residual = image - z
-        if self._past and float(residual.norm()) > 2 * float(self._past[-1][1].norm()):
-            self._past.clear()
-        self._past = [*self._past[-self.depth :], (image, residual)]
-        if len(self._past) == 1 or not self.depth:
+        if self.past and float(residual.norm()) > 2 * float(self.past[-1][1].norm()):
+            self.past.clear()
+        self.past = [*self.past[-self.depth :], (image, residual)]
+        if len(self.past) == 1 or not self.depth:
             return image
-        images, residuals = (torch.stack(column) for column in zip(*self._past, strict=True))
+        images, residuals = (torch.stack(column) for column in zip(*self.past, strict=True))
         differences = (residuals[:-1] - residual).T
         weights = torch.linalg.lstsq(differences, -residual[:, None], driver="gelsd").solution[:, 0]
         mixed = image + weights @ (images[:-1] - image)

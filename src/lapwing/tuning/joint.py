@@ -15,13 +15,14 @@ from typing import Protocol
 import torch
 
 from lapwing._types import Float, Tensor
-from lapwing.curvature import Exact
+from lapwing.curvature import NOT_KEPT, Exact, Keeper
 from lapwing.errors import InputError
 from lapwing.likelihoods import Gaussian
 from lapwing.linear_model import MODERATE, PRECISE, QUICK, Design, Effort, Expansion, Problem, solve_mode
 from lapwing.posterior import Posterior
 from lapwing.tuning.anderson import Anderson
 from lapwing.tuning.fixed_point import iterate_fixed_point, take_fixed_point_steps
+from lapwing.tuning.position import Stage, Turns
 from lapwing.tuning.step import noise_is_free, noise_of, step, with_noise
 
 _MODERATE_SIZE = 250_000_000  # data times parameters
@@ -63,11 +64,13 @@ def tune_at_linear_mode(
     *,
     noise: bool,
     recurved: Callable[[Posterior], Posterior] | None = None,
+    keeper: Keeper = NOT_KEPT,
 ) -> Posterior:
     """Alternate until θ_* and the hyperparameters stand still; in one go where the mode follows them exactly.
 
     `recurved` gives the posterior its curvature anew, at the outputs of the linear mode: the Laplace approximation of
-    the linear model itself. Without it the curvature stays the network's, and is computed once.
+    the linear model itself. Without it the curvature stays the network's, and is computed once. `keeper` writes down
+    how far it is between two turns, and takes it up again.
     """
     if quadratic_is_exact(posterior):
         start = Expansion(posterior.linearised.theta, posterior.estimate.statistics, follows=True)
@@ -78,36 +81,47 @@ def tune_at_linear_mode(
             'lw.tune(posterior, data). mode="network" takes the trained weights instead, and needs none.'
         )
     data = design()
-    current = _alternated(posterior, ascend, data, noise)
+    found = keeper.resumed()
+    if found is None or found["stage"] == 0:
+        current = _alternated(posterior, ascend, data, noise, Stage(keeper, found=found))
+        found = None
+    else:
+        current = found["before"].on(posterior)
     if recurved is None:
         return current
-    for _ in range(_MOST_CURVATURES):
-        moved = _alternated(recurved(current), ascend, data, noise)
+    for number in range(1 if found is None else found["stage"], 1 + _MOST_CURVATURES):
+        stage, found = Stage(keeper, number, current, found), None
+        moved = _alternated(recurved(current), ascend, data, noise, stage)
         change, current = _change(current, moved), moved
         if change < _CURVATURE_RTOL:
             break
     return current
 
 
-def _alternated(posterior: Posterior, ascend: Ascent, data: Design, noise: bool) -> Posterior:
+def _alternated(posterior: Posterior, ascend: Ascent, data: Design, noise: bool, stage: Stage) -> Posterior:
     """θ_* and the hyperparameters in turns, on one curvature."""
     plan = LinearTuning.of(data, posterior.curvature.precise)
     # θ_* moves in any case: MacKay's updates need not stand still in between.
     if ascend is iterate_fixed_point or not posterior.curvature.precise:
         ascend = take_fixed_point_steps
-    mixing, current, plain, reached = Anderson(plan.memory), posterior, posterior, -inf
-    for _ in range(plan.most_rounds):
-        held = replace(current, expansion=find_mode(current, data, plan.effort))
+    at = Turns.begun(posterior, plan.memory)
+    if stage.found is not None:
+        at.restore(stage.found)
+    while at.number < plan.most_rounds:
+        stage.offer(at.state)
+        at.number += 1
+        held = replace(at.current, expansion=find_mode(at.current, data, plan.effort))
         wanted = ascend(held, noise=noise)
         # Turns raise the evidence of the pair every time; a point that an extrapolation has lowered it at is given up.
         here = wanted.history[len(held.history)].score
-        if here < reached - 1e-9 * abs(reached) and plan.memory:
-            mixing, current, reached = Anderson(plan.memory), plain, -inf
+        if here < at.reached - 1e-9 * abs(at.reached) and plan.memory:
+            at.mixing, at.current, at.reached = Anderson(plan.memory), at.plain, -inf
             continue
-        change, plain, gain, reached = _change(held, wanted), wanted, here - reached, here
+        change, at.plain, gain, at.reached = _change(held, wanted), wanted, here - at.reached, here
         if change < plan.rtol or (gain < _DRIFT and _pruned(wanted)):
             break
-        current = moved_to(wanted, mixing.next(logs(held), logs(wanted)))
+        at.current = moved_to(wanted, at.mixing.next(logs(held), logs(wanted)))
+    plain = at.plain
     return plain if plan.memory == 0 else _expanded(plain, find_mode(plain, data, plan.effort))
 
 
