@@ -136,6 +136,31 @@ def test_a_convolution_an_embedding_and_attention_come_back(path: Path) -> None:
             assert torch.allclose(ours, theirs, rtol=1e-10) and (structure == "full" or torch.equal(ours, theirs))
 
 
+def test_subnetworks_and_refined_posteriors_come_back(path: Path) -> None:
+    small = fitted("classes", "full", params=lw.Subnetwork(score="magnitude", k=7))
+    assert_same_bits(small, again(small, path))
+    refined = lw.refine(kept("classes", "full"))
+    loaded = again(refined, path)
+    assert loaded.refinement == refined.refinement
+    assert torch.equal(loaded.predict(T).probs, refined.predict(T).probs)
+
+
+@pytest.mark.parametrize("gp", [lw.GP(), lw.GP(n_points=10), lw.GP(n_points=10, method="inducing")], ids=str)
+def test_functions_of_points_come_back_without_the_points(gp: lw.GP, path: Path) -> None:
+    posterior = fitted("regression", gp)
+    loaded = again(posterior, path)
+    assert torch.allclose(loaded.outputs(T).cov, posterior.outputs(T).cov, rtol=1e-10)
+    assert torch.allclose(loaded.log_evidence(), posterior.log_evidence(), rtol=1e-10)
+    assert all(row.numpy().tobytes() not in path.read_bytes() for row in X)
+
+
+@pytest.mark.parametrize("structure", [lw.GP(coupling="diag"), lw.MatrixFree()], ids=["separate", "matrixfree"])
+def test_what_is_made_of_its_data_is_refused(structure: Any, path: Path) -> None:
+    with pytest.raises(lw.StructureError, match="save"):
+        lw.save(fitted("classes", structure), path)
+    assert not path.exists()
+
+
 def test_float32_comes_back(path: Path) -> None:
     model = network(3).float()
     posterior = lw.fit(model, (X.float(), LABELS), "classification", structure="kron")
