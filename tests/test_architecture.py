@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "lapwing"
 
 ORDER = [
     {"errors", "_types", "progress", "sandbox"},
+    {"ranks"},
     {"linalg"},
     {"operators"},
     {"params"},
@@ -25,7 +26,7 @@ ORDER = [
     {"jacobian"},
     {"layers"},
     {"linearise"},
-    {"probe"},
+    {"probe", "agreement"},
     {"normalised"},
     {"products"},
     {"curvature"},

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
+from lapwing import ranks
 from lapwing.errors import InputError, InputTypeError, ShapeError
 from lapwing.linalg import all_finite
 
@@ -82,11 +83,17 @@ class Batches:
     source: Iterable[Any]
 
     def __iter__(self) -> Iterator[tuple[ModelInput, Any]]:
-        seen = 0
+        seen, left = 0, _without_padding(self.source)
         for number, batch in enumerate(self.source):
+            x, y = _split(batch, f"batch {number}")
+            if left is not None and x.n > left:
+                x, y = x.rows(slice(0, left)), tuple(v[:left] for v in y) if isinstance(y, tuple) else y[:left]
+            if left is not None:
+                left -= x.n
             seen += 1
-            yield _split(batch, f"batch {number}")
-        if not seen:
+            if x.n:
+                yield x, y
+        if not seen and not ranks.many():  # of several ranks some may have nothing to do
             raise InputError(
                 "The data gave no batch: the loader or data set is empty. Check the sampler, `drop_last` and the split."
             )
@@ -101,10 +108,31 @@ class Batches:
     def first(self) -> tuple[ModelInput, Any]:
         return next(iter(self))
 
+    def first_here(self) -> tuple[ModelInput, Any] | None:
+        """The first batch of this rank, if it has any."""
+        return next(iter(self), None)
+
+    def first_of_all(self) -> tuple[ModelInput, Any]:
+        """The first batch, where the data are spread over ranks the first that any of them has: all see the same."""
+        return ranks.first_of(lambda: self)
+
     @property
     def in_memory(self) -> bool:
         """Whole arrays: the same order at every pass."""
         return isinstance(self.source, _Arrays)
+
+
+def _without_padding(source: Any) -> int | None:
+    """How many of a DistributedSampler's data are not repeats to even out the shards; None where nothing is repeated.
+
+    They come last: position i of rank r is item r + W i of a list that goes on from its start behind its N items.
+    """
+    if not isinstance(source, DataLoader):
+        return None
+    sampler = getattr(source.batch_sampler, "sampler", source.sampler)
+    if not isinstance(sampler, DistributedSampler) or sampler.drop_last or not isinstance(sampler.dataset, Sized):
+        return None
+    return len(range(sampler.rank, len(sampler.dataset), sampler.num_replicas))
 
 
 def as_batches(data: Any, where: str = "data") -> Batches:

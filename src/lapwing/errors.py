@@ -37,6 +37,10 @@ class ModelError(LapwingError, RuntimeError):
     """The model's own forward pass raised; its error is the `__cause__`."""
 
 
+class RankError(LapwingError, RuntimeError):
+    """A call that several processes make together failed in another of them, or one of them is gone."""
+
+
 class StorageError(LapwingError, ValueError):
     """A file or directory is not what was expected of it: damaged, of another model, not writable."""
 

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from lapwing import curvature, registry
+from lapwing import curvature, ranks, registry
+from lapwing.agreement import agreed, refuse_sharded
 from lapwing.curvature import Fisher
 from lapwing.data import Batches, ModelInput, as_batches
 from lapwing.errors import InputError, located
 from lapwing.likelihoods import Gaussian, Likelihood, Sites
-from lapwing.linearise import Linearised, uncompiled
+from lapwing.linearise import Linearised, unwrapped
 from lapwing.observations import dropped_by_loader, encode_batch, observed
 from lapwing.params import ParamLayout
 from lapwing.planning import (
@@ -41,6 +42,7 @@ from lapwing.storage import Checkpoint, binding, in_order
 from lapwing.subnetwork import Candidates, Selector
 
 
+@ranks.together("lw.fit")
 @plain_tensors()
 def fit(
     model: nn.Module,
@@ -60,17 +62,19 @@ def fit(
 ) -> Posterior:
     """Linearise a trained network and fit a Gaussian posterior over its weights: one pass over the data.
 
-    The model, its buffers, hooks, modes and gradients, and all global random states are untouched afterwards.
+    The model, its buffers, hooks, modes and gradients, and all global random states are untouched afterwards. Under
+    torch.distributed the data are those of this rank, and the posterior is that of all ranks' data, on every rank.
 
     `checkpoint` names a directory where progress is written every so many seconds; after an interruption the same call
     goes on from there, to the same bits. A loader that shuffles is then read in its data set's order.
     """
     registry.check_module("fit", model)
-    model = uncompiled(model)
-    chosen, kind = registry.structure(structure), registry.fisher(fisher, seeded(generator))
+    wrapped, model = model, unwrapped(model)
+    refuse_sharded(model)
+    chosen, kind = registry.structure(structure), registry.fisher(fisher, ranks.of_this_rank(seeded(generator)))
     registry.check_repeatable(chosen, kind)
     scale, selector = registry.likelihood_scale(likelihood_scale), registry.selector(params, generator)
-    budget = parse_memory(memory)
+    budget = min(ranks.gathered(parse_memory(memory)))
     if selector is None:
         layout_choice = registry.layout_choice(params)
     else:
@@ -81,9 +85,10 @@ def fit(
             candidates = _candidates(model, selector, likelihood, batches, prior, kind, scale, budget, progress)
             layout, prior = selector.selected(candidates)
             layout_choice = _fixed(layout)
-        linearised, family, (x, _) = _prepare(model, layout_choice, likelihood, batches)
+        linearised, family, (x, _) = _prepare(model, layout_choice, likelihood, batches.first_of_all())
+        linearised = agreed(linearised, wrapped is not model)
         resolved_prior = registry.prior(prior, linearised.layout).on(linearised.network.device)
-        n_parts, n_data = _n_parts(linearised, family), len(batches) * x.n or None
+        n_parts, n_data = _n_parts(linearised, family), sum(ranks.gathered(len(batches))) * x.n or None
         taken = choose(chosen, Needs(Survey(linearised, x), n_parts, budget, resolved_prior.P0, n_data))
         sites = Sites(linearised.datum_shape, family.class_axis)
         estimated = partial(
@@ -102,7 +107,7 @@ def fit(
             estimate = estimated()
         else:
             bound_to = binding(linearised, family, taken.structure, kind, taken.chunk_floats, len(batches))
-            keeper = Checkpoint.of_fit(checkpoint, every, bound_to, linearised.network.device)
+            keeper = Checkpoint.of_fit(_of_this_rank(checkpoint), every, bound_to, linearised.network.device)
             with keeper.going_on():
                 estimate = estimated(keeper=keeper)
     _warn_of_dropped(batches, estimate.statistics.n)
@@ -140,7 +145,7 @@ def plan(
     many as in the batch, unless given).
     """
     registry.check_module("plan", model)
-    model = uncompiled(model)
+    model = unwrapped(model)
     kind, selector, budget = registry.fisher(fisher, seeded(None)), registry.selector(params), parse_memory(memory)
     layout_choice = registry.layout_choice(params) if selector is None else _planned(selector)
     with random_state_kept():
@@ -183,7 +188,12 @@ def prior(
     """
     registry.check_module("prior", model)
     with random_state_kept():
-        return registry.grouped_prior(uncompiled(model), precision, groups, mean, data)
+        return registry.grouped_prior(unwrapped(model), precision, groups, mean, data)
+
+
+def _of_this_rank(directory: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """Ranks keep their own progress, each in a directory of its own."""
+    return os.path.join(directory, f"rank{ranks.rank()}") if ranks.many() else directory
 
 
 def _n_parts(linearised: Linearised, likelihood: Likelihood) -> int:
@@ -191,10 +201,10 @@ def _n_parts(linearised: Linearised, likelihood: Likelihood) -> int:
 
 
 def _prepare(
-    model: nn.Module, layout_choice: Any, likelihood: Any, batches: Batches
+    model: nn.Module, layout_choice: Any, likelihood: Any, batch: tuple[ModelInput, Any]
 ) -> tuple[Linearised, Likelihood, tuple[ModelInput, torch.Tensor]]:
     """Look at the first batch: everything that can be refused is refused here, before the pass."""
-    x, y = batches.first()
+    x, y = batch
     linearised = linearise(model, layout_choice, x)
     family = registry.likelihood(likelihood, linearised.datum_shape)
     _check_class_axis(family, linearised.datum_shape)
@@ -215,7 +225,7 @@ def _candidates(
     progress: bool | None,
 ) -> Candidates:
     """The weights a subnetwork is chosen from; what cannot be chosen is refused before any pass."""
-    linearised, family, (x, _) = _prepare(model, selector.eligible, likelihood, batches)
+    linearised, family, (x, _) = _prepare(model, selector.eligible, likelihood, batches.first_of_all())
     selector.check(linearised.layout)
     resolved = registry.prior(prior, linearised.layout).on(linearised.network.device)
     sites = Sites(linearised.datum_shape, family.class_axis)
@@ -241,7 +251,7 @@ def _planned(selector: Selector) -> LayoutChoice:
 
 
 def _rehearsal(model: nn.Module, layout_choice: Any, likelihood: Any, batches: Batches) -> Rehearsal:
-    linearised, family, (x, y) = _prepare(model, layout_choice, likelihood, batches)
+    linearised, family, (x, y) = _prepare(model, layout_choice, likelihood, batches.first())
     sites = Sites(linearised.datum_shape, family.class_axis)
     return Rehearsal(Survey(linearised, x), family, sites, x, y, _n_parts(linearised, family))
 
@@ -265,7 +275,7 @@ def _check_class_axis(likelihood: Likelihood, datum_shape: tuple[int, ...]) -> N
 
 
 def _warn_of_dropped(batches: Batches, seen: int) -> None:
-    dropped = dropped_by_loader(batches, seen)
+    dropped = 0 if ranks.many() else dropped_by_loader(batches, seen)  # how many of them were ours is not known
     if dropped:
         warnings.warn(
             f"The loader has drop_last=True and left out {dropped} data; the posterior counts the {seen} it saw. "

@@ -307,9 +307,14 @@ class Trace:
         return {name: r.reshape(*r.shape[:2], -1) for name, r in rows.items()}
 
 
-def uncompiled(model: nn.Module) -> nn.Module:
-    """The module behind torch.compile."""
-    return getattr(model, "_orig_mod", model)
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module behind torch.compile and DistributedDataParallel."""
+    while True:
+        inner = getattr(model, "_orig_mod", model)
+        inner = inner.module if isinstance(inner, nn.parallel.DistributedDataParallel | nn.DataParallel) else inner
+        if inner is model:
+            return model
+        model = inner
 
 
 def with_images_in(x: ModelInput, layout: torch.memory_format) -> ModelInput:

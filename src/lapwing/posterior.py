@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lapwing import evidence, predictive, registry
+from lapwing import evidence, predictive, ranks, registry
 from lapwing._types import Float, Scalar, Tensor
 from lapwing.curvature import GP, Ekfac, Estimate, Fisher, FitStatistics, Kron, Sampled, Structure, estimate
 from lapwing.data import Batches, ModelInput, as_batches, as_input
@@ -396,6 +396,7 @@ class Posterior:
             self, likelihood=likelihood, likelihood_scale=scale, readout=replace(self.readout, noise_std=None)
         )
 
+    @ranks.together("posterior.updated")
     @plain_tensors()
     def updated(self, more_data: Any, *, progress: bool | None = None) -> Posterior:
         """The posterior after more data: their curvature and statistics are added at the same weights.
@@ -416,6 +417,7 @@ class Posterior:
         more = self._estimated(as_batches(more_data, "more_data"), progress)
         return self.with_estimate(self.estimate.joined([more]))
 
+    @ranks.together("posterior.downdated")
     @plain_tensors()
     def downdated(self, data: Any, *, progress: bool | None = None) -> Posterior:
         """The posterior without some of its data: their curvature and statistics are taken out at the same weights.
@@ -499,8 +501,9 @@ class Posterior:
             yield Finding.of_refinement(self.refinement)
         yield from self._mode_findings()
         yield Finding.of_effective_dimension(self._dimension_by_layer())
-        if self.history and self.source is not None:
-            yield Finding.of_training_check(*self._training_check(self.source))
+        seen = None if self.source is None or not self.history else self.source.first_here()
+        if seen is not None:
+            yield Finding.of_training_check(*self._training_check(*seen))
         yield from Finding.of_found_groups(self.prior.group_names, self.prior.reasons)
         low, high = float(self.prior.precisions.min()), float(self.prior.precisions.max())
         yield Finding.of_condition((float(self.curvature.norm()) + high) / low)
@@ -511,10 +514,9 @@ class Posterior:
         yield from Finding.of_loose(self._loose())
         yield Finding.of_rows(tuple(self.linearised.ruled), self.linearised.rest.names, self.linearised.vectorised)
 
-    def _training_check(self, source: Batches) -> tuple[float, float, int]:
+    def _training_check(self, x: ModelInput, y: Any) -> tuple[float, float, int]:
         """NLL per likelihood term of data that were seen: by the predictive, by the network alone, and of how many."""
         with random_state_kept():
-            x, y = source.first()
             x, encoded = encode_batch(x, y, self.likelihood, self.sites)
             n = min(x.n, _MOST_CHECKED)
             some, targets = x.rows(slice(0, n)), tuple(v[:n] for v in y) if isinstance(y, tuple) else y[:n]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lapwing import refinement, registry
+from lapwing import ranks, refinement, registry
 from lapwing.curvature import GP
 from lapwing.data import as_batches
 from lapwing.errors import InputError, InputTypeError, StructureError
@@ -57,6 +57,7 @@ def refine(
     most = _MOST_STORED if memory is None else max(1, parse_memory(memory) // 8)
     draws = seeded(generator)
     _check(posterior)
+    _check_alone()
     batches = posterior.source if data is None else as_batches(data)
     if batches is None:
         raise InputError(
@@ -89,6 +90,14 @@ _IMMER2021 = _Settings(
     refinement.Variational("vi", refinement.FullCovariance(), refinement.SampledSteps(rho=1e-2, n_steps=250)),
     refinement.Variational("vi_diag", refinement.DiagonalCovariance(), refinement.SampledSteps(rho=1e-3, n_steps=250)),
 )
+
+
+def _check_alone() -> None:
+    if ranks.many():
+        raise StructureError(
+            f"refine works on the data of one process, and these are spread over {ranks.world()} ranks. Give one rank "
+            "all of them: with lapwing.ranks.alone(): lw.refine(posterior, data)."
+        )
 
 
 def _check(posterior: Posterior) -> None:

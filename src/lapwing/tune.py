@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lapwing import evidence, normalised, priors, refinement, registry, tuning
+from lapwing import evidence, normalised, priors, ranks, refinement, registry, tuning
 from lapwing.curvature import GP, NOT_KEPT, Keeper
 from lapwing.data import as_batches
 from lapwing.errors import InputError, InputTypeError
@@ -26,6 +26,7 @@ _MOST_STORED = 1 << 26  # entries of a Jacobian of all the data that is kept whi
 _FEW = 16  # inputs on which normalised groups are confirmed
 
 
+@ranks.together("lw.tune")
 @plain_tensors()
 def tune(
     posterior: Posterior,
@@ -89,6 +90,11 @@ def tune(
 
 @contextmanager
 def _checkpoint(posterior: Posterior, asked: dict[str, Any], directory: Any, every: Any) -> Iterator[Keeper]:
+    if ranks.many():
+        raise InputError(
+            "tune(checkpoint=...) writes down where one process is, but ranks are never all at the same place. Tune "
+            "without it; lw.fit(..., checkpoint=...) keeps the progress of every rank."
+        )
     bound_to = tuning_binding(posterior, asked)
     keeper = Checkpoint.of_tuning(directory, every, bound_to, posterior.linearised.network.device)
     with keeper.going_on():
@@ -184,7 +190,7 @@ def _grouped(posterior: Posterior, groups: str | None, data: Any) -> Posterior:
     if groups is None and normalised.cannot_normalise(posterior.linearised.network.model):
         return posterior
     batches = posterior.source if data is None else as_batches(data)
-    x = None if batches is None else batches.first()[0]
+    x = None if batches is None else batches.first_of_all()[0]
     few = None if x is None else x.rows(slice(0, min(_FEW, x.n)))
     return _started(posterior.with_prior(normalised.normalised_prior(posterior.linearised, few, prior)))
 

@@ -9,6 +9,7 @@ from operator import attrgetter
 
 import torch
 
+from lapwing import ranks
 from lapwing._types import Float, State, Tensor
 from lapwing.curvature.accumulate import Accumulator, Structure, Summation, Work
 from lapwing.curvature.factors import Fisher
@@ -16,6 +17,7 @@ from lapwing.curvature.gauss_newton import GaussNewton
 from lapwing.curvature.keeper import NOT_KEPT, Keeper, kept
 from lapwing.curvature.output_layer import OutputTerms
 from lapwing.curvature.points import Source
+from lapwing.curvature.shards import over_ranks
 from lapwing.curvature.statistics import FitStatistics, RunningStatistics
 from lapwing.data import ModelInput
 from lapwing.errors import located
@@ -135,7 +137,8 @@ def estimate(
     """Sum the structure's curvature over (x, encoded y) batches; rows in memory stay within `chunk_floats` numbers.
 
     `generator` and the prior P₀ (one precision, if none) matter to structures that choose among the data. `keeper`
-    writes the unfinished sums down between batches, and takes them up again.
+    writes the unfinished sums down between batches, and takes them up again. Where the data are spread over ranks, the
+    sums are those of all of them.
     """
     summed = structure.summed or structure
     rows_at_once = max(1, chunk_floats // summed.row_floats(linearised.sizes))
@@ -145,10 +148,11 @@ def estimate(
     work = structure.prepared(sweep, data)
     sums = Sums(sweep, work.summation)
     parts = summed_parts(sums, work, keeper)
+    statistics = sums.statistics.result()
     if structure.by_products:
         H = GaussNewton(DataJacobian.of(linearised, data), likelihood, sites, fisher, outputs)
-        parts = structure.from_products(H, sums.statistics.n_parts, parts)
-    return Estimate(tuple(parts), sums.statistics.result(), work.prior_scale)
+        parts = structure.from_products(H, len(statistics.gradients), parts)
+    return Estimate(tuple(parts), statistics, work.prior_scale)
 
 
 class Sums:
@@ -190,17 +194,20 @@ class Sums:
 def summed_parts(sums: Sums, work: Work, keeper: Keeper = NOT_KEPT) -> Sequence[Curvature]:
     """The curvature of each part, summed over rows; none where nothing is summed but the statistics."""
     found = keeper.resumed()
+    further = ranks.gathered(found is not None and found["parts"] is not None)  # whose first pass is over
     if found is not None and found["parts"] is not None:
         parts, left = list(found["parts"]), found
     else:
         _pass(sums, sums.add, work.data, keeper, found, None)
         parts, left = [accumulator.result() for accumulator in sums.accumulators], None
+    # Parts that were written down are those of all ranks already.
+    parts = ranks.broadcast(parts, further.index(True)) if any(further) else over_ranks(parts)
     second = None if sums.summation is None else sums.summation.second_pass(parts)
     if second is None:
         return parts
     sums.accumulators = second
     _pass(sums, sums.add_again, work.data, keeper, left, parts)
-    return [accumulator.result() for accumulator in second]
+    return over_ranks([accumulator.result() for accumulator in second])
 
 
 def _pass(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from lapwing import ranks
 from lapwing._types import Float, Tensor
 from lapwing.curvature.factors import Fisher
 from lapwing.likelihoods import Likelihood, Sites
@@ -39,7 +40,7 @@ class GaussNewton:
     def draws(self, n: int, scales: Float[Tensor, " g"], generator: torch.Generator) -> Float[Tensor, "n p"]:
         """Σ Jᵀ S u with u standard normal: n draws from N(0, H), in one pass."""
         device = self.jacobian.linearised.network.device
-        total = torch.zeros(n, self.p, dtype=torch.float64, device=device)
+        total, generator = torch.zeros(n, self.p, dtype=torch.float64, device=device), ranks.of_this_rank(generator)
         with closing(self.jacobian.pieces()) as pieces:
             for piece in pieces:
                 f = self.sites.split(self.outputs(piece.trace)).double()
@@ -47,7 +48,7 @@ class GaussNewton:
                 drawn = [_times_normal(c.sqrt() * S, n, generator) for c, S in zip(scales, roots, strict=True)]
                 u = self.sites.join(torch.stack(drawn).sum(0).flatten(0, 1))
                 piece.add_vjp_(total, u.reshape(n, len(f), -1))
-        return total
+        return ranks.total(total)
 
     def _weighed(self, piece: DataPiece, q: Float[Tensor, "m n k"], scales: Float[Tensor, " g"]) -> Tensor:
         f = self.sites.split(self.outputs(piece.trace)).double()

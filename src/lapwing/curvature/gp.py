@@ -14,12 +14,13 @@ from numbers import Integral
 
 import torch
 
+from lapwing import ranks
 from lapwing.curvature.accumulate import Accumulator, DenseSum, Full, Structure, Summation, Work
 from lapwing.curvature.estimate import Pass, Sums, summed_parts
 from lapwing.curvature.points import AtRandom, Criterion, MostInformative, Points, Source, choose_points
 from lapwing.curvature.separate import Separate, diagonal_roots, softmax_roots
 from lapwing.curvature.subspace import BoundedSum, Given, Projected, ProjectedSum, Subspace
-from lapwing.errors import InputError, InputTypeError
+from lapwing.errors import InputError, InputTypeError, StructureError
 from lapwing.jacobian import Jacobian, RowSizes
 from lapwing.likelihoods import Categorical
 from lapwing.params import ParamLayout
@@ -105,6 +106,11 @@ class GP(Structure):
     def prepared(self, sweep: Pass, data: Source) -> Work:
         if self.n_points is None:
             return Work(self._on_all(sweep), data)
+        if ranks.many():
+            raise StructureError(
+                f"GP(n_points={self.n_points}) chooses its points among all data, and these are spread over "
+                f"{ranks.world()} ranks. Use lw.GP() without n_points, or another structure."
+            )
         points = choose_points(sweep, data, self.n_points, _CRITERIA[self.points])
         if self.sparse:
             subspace = Subspace.spanned(_jacobian_at(sweep, points), sweep.P0, self.rank)

@@ -14,6 +14,7 @@ import torch
 from lapwing._types import Float, State, Tensor
 from lapwing.curvature.accumulate import Accumulator, DenseSum, DiagonalSum, Structure
 from lapwing.curvature.output_layer import OutputGram, OutputTerms
+from lapwing.curvature.shards import decompose_together
 from lapwing.errors import InputError
 from lapwing.jacobian import Block, FactorBlock, Given, Inputs, Jacobian, OutputBlock, RowSizes
 from lapwing.linalg import GramSum
@@ -264,6 +265,7 @@ def _shared_bases(parts: Sequence[Curvature]) -> dict[int, Basis]:
     assert isinstance(first, BlockDiagonalCurvature)
     ones = torch.ones(len(parts), dtype=torch.float64)
     whole = first.mixed(rest, ones) if rest else first  # type: ignore[arg-type]
+    decompose_together(whole.blocks)
     return {k: H.factors.basis for k, H in enumerate(whole.blocks) if isinstance(H, KroneckerCurvature)}
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from lapwing import ranks
 from lapwing._types import Float, State, Tensor
 from lapwing.curvature.accumulate import LayerProducts
 from lapwing.errors import InputError
@@ -23,6 +24,15 @@ class FitStatistics:
     n: int
     likelihood: Float[Tensor, " d"]  # → Likelihood.log_lik
     gradients: Float[Tensor, "g p"]  # Σ_n J_nᵀ r_n, one row per dispersion part
+
+    @classmethod
+    def over_ranks(cls, own: FitStatistics | None) -> FitStatistics:
+        """The sum of all ranks' statistics; None is that of a rank without data."""
+        if own is not None and not ranks.many():
+            return own
+        n = None if own is None else own.likelihood.new_tensor(float(own.n))
+        sums = ranks.sums(None if own is None or n is None else [n, own.likelihood, own.gradients])
+        return cls(int(sums[0]), *sums[1:])
 
     def joined(self, others: Sequence[FitStatistics]) -> FitStatistics:
         total = self
@@ -72,10 +82,12 @@ class RunningStatistics:
         return [_GradientSum(self.linearised.layout, self.linearised.network.device) for _ in range(n)]
 
     def result(self) -> FitStatistics:
-        assert isinstance(self.likelihood, Tensor)  # Batches refuses to be empty
+        """Of the data of all ranks."""
+        if not isinstance(self.likelihood, Tensor):  # no data here, but elsewhere
+            return FitStatistics.over_ranks(None)
         gradients = [total.result() for total in self.gradients]
         together = gradients[0][None] if len(gradients) == 1 else torch.stack(gradients)
-        return FitStatistics(self.n, self.likelihood, together)
+        return FitStatistics.over_ranks(FitStatistics(self.n, self.likelihood, together))
 
 
 class _GradientSum:

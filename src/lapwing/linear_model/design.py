@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
+from lapwing import ranks
 from lapwing._types import Float, Tensor
 from lapwing.data import ModelInput
 from lapwing.errors import located
@@ -98,7 +99,7 @@ class StreamedDesign(Design):
 def design(linearised: Linearised, source: Source, *, n: int, most_floats: int) -> Design:
     """Keep J when its N·K·P entries are within the budget, else visit the network anew in every pass."""
     if n * linearised.k * linearised.layout.p > most_floats:
-        first = next(iter(source()))[0]
+        first = ranks.first_of(source)[0]
         return StreamedDesign(linearised, source, choose_jvp(linearised, first), n * linearised.layout.p)
     return StoredDesign(tuple(_stored(linearised, source)), n * linearised.layout.p)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from lapwing import ranks
 from lapwing._types import Float, Tensor
 from lapwing.curvature import FitStatistics
 from lapwing.likelihoods import Likelihood, Sites
@@ -46,7 +47,7 @@ class Problem:
                 piece.add_vjp_(total, self._flat(r))
             likelihood = likelihood + self.likelihood.statistics(h, piece.y)
             n += len(h)
-        return FitStatistics(n, likelihood, torch.stack(gradients))
+        return FitStatistics.over_ranks(FitStatistics(n, likelihood, torch.stack(gradients)) if n else None)
 
     def gradient(self, theta: Tensor, statistics: FitStatistics) -> tuple[Float[Tensor, " p"], Float[Tensor, " p"]]:
         """What the data pull, and what the prior pulls back."""
@@ -60,21 +61,21 @@ class Problem:
             h, q = self.outputs_of(piece, outputs, i), self.sites.split(piece.mv(v[None])[0])
             piece.add_vjp_(total, self._flat(self.likelihood.hessian_mv(h, piece.y, q)))
             along.append(Along(h, q, piece.y))
-        return self.likelihood_scale * total + self.prior.P0.diagonal * v, along
+        return self.likelihood_scale * ranks.total(total) + self.prior.P0.diagonal * v, along
 
     def step_length(self, theta: Tensor, d: Float[Tensor, " p"], along: list[Along], slope: float) -> float:
         """The α that maximises the objective along d; outputs move along a straight line, so no pass is needed."""
         pull, stiffness = self.prior.P0.diagonal * d, float((self.prior.P0.diagonal * d**2).sum())
 
         def derivatives(alpha: float) -> tuple[float, float]:
-            first = -float(((theta + alpha * d - self.prior.mean) * pull).sum())
-            second = -stiffness
+            rise, bend = torch.zeros(2, dtype=torch.float64)
             for line in along:
                 at = line.h + alpha * line.q
-                first += self.likelihood_scale * float((self.likelihood.residual(at, line.y) * line.q).sum())
-                bend = self.likelihood.hessian_mv(at, line.y, line.q)
-                second -= self.likelihood_scale * float((bend * line.q).sum())
-            return first, second
+                rise += (self.likelihood.residual(at, line.y) * line.q).sum().cpu()
+                bend += (self.likelihood.hessian_mv(at, line.y, line.q) * line.q).sum().cpu()
+            from_data = self.likelihood_scale * ranks.total(torch.stack([rise, bend]))
+            from_prior = float(((theta + alpha * d - self.prior.mean) * pull).sum())
+            return float(from_data[0]) - from_prior, -float(from_data[1]) - stiffness
 
         return _root(derivatives, slope)
 

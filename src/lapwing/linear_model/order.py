@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from lapwing.data import Batches
 
@@ -24,7 +24,7 @@ def unshuffled(data: Batches) -> Batches | None:
         return data if isinstance(source, list | tuple) or data.in_memory else None
     if isinstance(source.dataset, IterableDataset) or source.batch_size is None:
         return None
-    if isinstance(source.sampler, SequentialSampler):
+    if isinstance(source.sampler, SequentialSampler | DistributedSampler):  # the latter shuffles by its epoch alone
         return data
     if not isinstance(source.sampler, RandomSampler) or source.sampler.replacement or source.drop_last:
         return None

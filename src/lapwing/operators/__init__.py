@@ -19,6 +19,7 @@ from lapwing.operators.kronecker import (
     KroneckerFactors,
     RotatedPrecision,
     SplitDamping,
+    known_eigen,
 )
 from lapwing.operators.low_rank import LowRankCurvature, LowRankPrecision, RootKernels, stacked
 from lapwing.operators.matrix_free import MatrixFreeCurvature, MatrixFreePrecision, MatrixProducts
@@ -60,5 +61,6 @@ __all__ = [
     "SplitDamping",
     "SymmetricMatrix",
     "WrittenRows",
+    "known_eigen",
     "stacked",
 ]

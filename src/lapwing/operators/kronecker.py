@@ -68,6 +68,11 @@ class Eigen:
         return torch.where(values > rounding, values, 0.0), U
 
 
+def known_eigen(eigen: Eigen, values: Float[Tensor, "q d"], U: Float[Tensor, "q d d"]) -> None:
+    """Spare an Eigen the decomposition: another process has found it."""
+    eigen.__dict__["pair"] = (values, U)
+
+
 @dataclass(frozen=True, eq=False)
 class KroneckerFactors:
     """Sums over the data: Σ a aᵀ with the number of positions in it, and Σ g gᵀ. They add; the mean is taken once."""

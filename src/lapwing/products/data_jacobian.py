@@ -1,7 +1,8 @@
 """J of all the data as an operator: J v, Jᵀ u, J D Jᵀ u and Σ Jᵀ B J v for several vectors at once, never stored.
 
 Every product visits the data in pieces and the network anew; passes run in the network's own precision, sums over data
-in float64. One forward pass with its graph serves all vectors of a piece.
+in float64. One forward pass with its graph serves all vectors of a piece. Where the data are spread over ranks, a
+vector over data holds this rank's share of it, and one over parameters is the sum over all of them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from lapwing import ranks
 from lapwing._types import Float, Tensor
 from lapwing.data import ModelInput
 from lapwing.errors import located
@@ -53,7 +55,7 @@ class DataJacobian:
     @classmethod
     def of(cls, linearised: Linearised, source: Source) -> DataJacobian:
         """Ways of differentiating are chosen once, by trying them on the first data."""
-        first = next(iter(source()))[0]
+        first = ranks.first_of(source)[0]
         return cls(linearised, source, choose_jvp(linearised, first), choose_vjp(linearised, first))
 
     @property
@@ -79,7 +81,7 @@ class DataJacobian:
                 stop = start + piece.trace.x.n
                 piece.add_vjp_(total, u[:, start:stop])
                 start = stop
-        return total
+        return ranks.total(total)
 
     def kernel_mv(self, u: Float[Tensor, "m n k"], D: GroupedDiagonal) -> Float[Tensor, "m n k"]:
         """(J D Jᵀ) u: two passes over the data."""
@@ -91,4 +93,4 @@ class DataJacobian:
         with closing(self.pieces()) as pieces:
             for piece in pieces:
                 piece.add_vjp_(total, middle(piece, piece.mv(v)))
-        return total
+        return ranks.total(total)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from lapwing import curvature
+from lapwing import curvature, ranks
 from lapwing._types import Float, Tensor
 from lapwing.linearise import Trace
 from lapwing.posterior import Posterior
@@ -15,7 +15,7 @@ from lapwing.products import Source, choose_jvp
 
 def curved_at(posterior: Posterior, source: Source, shift: Float[Tensor, " p"]) -> Posterior:
     """The same posterior, its curvature in the same structure at the outputs f + J (θ − θ̃) of the linear model."""
-    jvp = choose_jvp(posterior.linearised, next(iter(source()))[0])
+    jvp = choose_jvp(posterior.linearised, ranks.first_of(source)[0])
 
     def shifted(trace: Trace) -> torch.Tensor:
         return trace.outputs + jvp(trace, shift[None])[0].to(trace.outputs)

@@ -17,7 +17,7 @@ from lapwing.errors import InputTypeError, LapwingError, StorageError, Structure
 from lapwing.jacobian import RowSizes
 from lapwing.layers import rule_for
 from lapwing.likelihoods import CustomLikelihood, Gaussian, Likelihood
-from lapwing.linearise import Linearised, Network, uncompiled
+from lapwing.linearise import Linearised, Network, unwrapped
 from lapwing.params import ParamLayout
 from lapwing.posterior import Posterior
 from lapwing.sandbox import plain_tensors
@@ -72,7 +72,7 @@ def load(path: str | os.PathLike[str], model: nn.Module, *, likelihood: Likeliho
                 content = container.read(file, os.fstat(file.fileno()).st_size)
         except OSError as error:
             raise StorageError(f"it cannot be read ({error.strerror or error}).") from error
-        return _guarded(content, Network.of(uncompiled(model)), likelihood)
+        return _guarded(content, Network.of(unwrapped(model)), likelihood)
 
 
 def _path(function: str, path: Any) -> Path:

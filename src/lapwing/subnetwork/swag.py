@@ -7,8 +7,9 @@ from math import isfinite
 
 import torch
 
+from lapwing import ranks
 from lapwing._types import Float, Tensor
-from lapwing.errors import InputError, NumericalError
+from lapwing.errors import InputError, NumericalError, StructureError
 from lapwing.likelihoods import Gaussian, Likelihood
 from lapwing.linalg import all_finite
 from lapwing.sandbox import borrowed
@@ -38,6 +39,11 @@ class Swag(Score):
             raise InputError(f"Swag: a variance needs two snapshots at least, got n_snapshots={self.n_snapshots}.")
 
     def of(self, candidates: Candidates) -> Float[Tensor, " p"]:
+        if ranks.many():
+            raise StructureError(
+                f"SWAG trains on the data of one process, and these are spread over {ranks.world()} ranks. Use "
+                'score="variance", which trains nothing.'
+            )
         network, layout = candidates.linearised.network, candidates.layout
         weights = {name: network.tensors[name].detach().clone().requires_grad_() for name in layout.names}
         optimiser = torch.optim.SGD(

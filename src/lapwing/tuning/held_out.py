@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from lapwing import ranks
 from lapwing._types import Float, Tensor
 from lapwing.data import Batches
 from lapwing.errors import InputError, located
@@ -70,6 +71,8 @@ class HeldOut:
                     covs = torch.stack([site_gaussian(P, f, J, posterior.sites).cov for P in precisions])
                     targets = tuple(v[rows] for v in y) if isinstance(y, tuple) else y[rows]
                     pieces.append((posterior.sites.split(f), moves, covs, targets))
+        pieces = [piece for each in ranks.gathered(pieces) for piece in each]  # held-out data are spread as well
+        _check_room(sum(len(f) for f, *_ in pieces), len(precisions), posterior.sites)
         f_, moves_, covs_, ys = zip(*pieces, strict=True)
         joined = tuple(torch.cat(list(each), 1) for each in zip(*moves_, strict=True))
         lengths = tuple(shift.lengths for shift in shifts)

@@ -1,0 +1,124 @@
+"""Curvature of data that are spread over ranks: what is a sum over data is summed over ranks as well.
+
+    H = Σ_r H_r
+
+Matrices and factors are summed entry by entry, rows are gathered; every rank ends up with the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from lapwing import ranks
+from lapwing._types import Tensor
+from lapwing.operators import (
+    BlockDiagonalCurvature,
+    Curvature,
+    DenseCurvature,
+    DiagonalCurvature,
+    EigenCurvature,
+    KroneckerCurvature,
+    KroneckerFactors,
+    LowRankCurvature,
+    known_eigen,
+)
+
+Summed = DiagonalCurvature | DenseCurvature | KroneckerCurvature | EigenCurvature
+
+
+def over_ranks(parts: Sequence[Curvature]) -> list[Curvature]:
+    """The parts of all data; those of this process are given, none when it has no data."""
+    if not ranks.many():
+        return list(parts)
+    holders = [r for r, has in enumerate(ranks.gathered(bool(parts))) if has]
+    if not holders:
+        return []
+    own = list(leaves(parts))
+    frame = parts if len(holders) == ranks.world() else ranks.broadcast(list(parts), holders[0])
+    flat = [H if own else None for H in leaves(frame)]
+    as_matrix = _too_many_rows([_n_rows(H) for H in flat], [H.p for H in leaves(frame)])
+    shared = [_as_matrix(H) if dense else H for H, dense in zip(leaves(frame), as_matrix, strict=True)]
+    sums = iter(ranks.sums([t for H in shared if isinstance(H, Summed) for t in _tensors(H)] if own else None))
+    rows = iter(zip(*ranks.gathered([H if own else None for H in shared if not isinstance(H, Summed)]), strict=True))
+    found = [_summed(H, sums) if isinstance(H, Summed) else _stacked(next(rows)) for H in shared]
+    whole = iter(found)
+    joined = [_rebuilt(part, whole) for part in frame]
+    if len(joined) == 1:
+        decompose_together(found)
+    return joined
+
+
+def decompose_together(blocks: Sequence[Curvature]) -> None:
+    """Eigenvectors of all Kronecker factors, each found by one rank and kept by all."""
+    kron = [H.factors for H in blocks if isinstance(H, KroneckerCurvature)]
+    eigens = [eigen for factors in kron for eigen in (factors.eigen_A, factors.eigen_B)]
+    if not eigens or not ranks.many():
+        return
+    shapes = [torch.Size((len(e.matrix), e.matrix.shape[-1] + 1, e.matrix.shape[-1])) for e in eigens]
+
+    def decomposed(i: int) -> Tensor:
+        values, U = eigens[i].pair
+        return torch.cat([values[:, None], U], 1)
+
+    found = ranks.shared_work([float(q * d**3) for q, _, d in shapes], decomposed, shapes)
+    for eigen, both in zip(eigens, found, strict=True):
+        both = both.to(eigen.matrix.device)
+        known_eigen(eigen, both[:, 0], both[:, 1:])
+
+
+def leaves(parts: Sequence[Curvature]) -> Iterator[Curvature]:
+    for H in parts:
+        yield from leaves(H.blocks) if isinstance(H, BlockDiagonalCurvature) else [H]
+
+
+def _rebuilt(H: Curvature, found: Iterator[Curvature]) -> Curvature:
+    if isinstance(H, BlockDiagonalCurvature):
+        return replace(H, blocks=tuple(_rebuilt(block, found) for block in H.blocks))
+    return next(found)
+
+
+def _n_rows(H: Curvature | None) -> float:
+    """How many rows stand for this H; a matrix stands for more than can be counted."""
+    if H is None or (isinstance(H, Summed) and not isinstance(H, DenseCurvature)):
+        return 0
+    return H.rank if isinstance(H, LowRankCurvature) else float("inf") if isinstance(H, DenseCurvature) else 0
+
+
+def _too_many_rows(n_rows: list[float], p: list[int]) -> list[bool]:
+    """Which of the curvatures kept as rows are better kept as a matrix, once all ranks' rows come together."""
+    together = [sum(column) for column in zip(*ranks.gathered(n_rows), strict=True)]
+    return [n >= size for n, size in zip(together, p, strict=True)]
+
+
+def _as_matrix(H: Curvature) -> Curvature:
+    return DenseCurvature.of(H.to_dense()) if isinstance(H, LowRankCurvature) else H
+
+
+def _tensors(H: Summed) -> list[Tensor]:
+    if isinstance(H, KroneckerCurvature):
+        # A layer that none of these data went through has no inputs, and a count of one to divide by.
+        count = torch.tensor(H.factors.count, dtype=torch.float64) * (
+            H.factors.count > 1 or bool(H.factors.A_sum.any())
+        )
+        return [H.factors.A_sum, count, H.scale * H.factors.B_sum]
+    if isinstance(H, EigenCurvature):
+        return [H.s]
+    return [H.entries if isinstance(H, DiagonalCurvature) else H.to_dense()]
+
+
+def _summed(H: Summed, sums: Iterator[Tensor]) -> Curvature:
+    if isinstance(H, KroneckerCurvature):
+        A_sum, count, B_sum = next(sums), next(sums), next(sums)
+        factors = KroneckerFactors(A_sum, max(float(count), 1.0), B_sum)
+        return replace(H, factors=factors, scale=torch.ones_like(H.scale))
+    if isinstance(H, EigenCurvature):  # the axes were found together, so they are the same everywhere
+        return replace(H, s=next(sums))
+    return replace(H, entries=next(sums)) if isinstance(H, DiagonalCurvature) else DenseCurvature.of(next(sums))
+
+
+def _stacked(parts: Sequence[Curvature | None]) -> Curvature:
+    first, *rest = [H for H in parts if H is not None]
+    return first.joined(rest)

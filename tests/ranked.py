@@ -1,0 +1,328 @@
+"""Processes under torch.distributed for the tests, and what each of them does.
+
+A worker is a function of the number of ranks; every rank runs it. Files serve as the meeting place, so that no two
+tests want the same port. A reference is computed by rank 0 alone, on all the data.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import lapwing as lw
+from lapwing import ranks
+from lapwing.ranks import vigil
+
+STRUCTURES = ("full", "block", "kron", "ekfac", "diag", "lowrank", "gp")
+
+
+def run(work: Callable[..., None], world: int, folder: Path, *args: Any, timeout: float = 300) -> list[str]:
+    """What each rank said at its end: "" when all was well, else its error."""
+    context = mp.get_context("spawn")
+    processes = [context.Process(target=_main, args=(work, r, world, str(folder), args)) for r in range(world)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout)
+        if process.is_alive():
+            process.kill()
+            process.join()
+    said = [folder / f"rank{r}" for r in range(world)]
+    return [path.read_text() if path.exists() else "it said nothing" for path in said]
+
+
+def _main(work: Callable[..., None], rank: int, world: int, folder: str, args: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    error = ""
+    try:
+        work(*args)
+    except BaseException as problem:
+        error = "".join(traceback.format_exception(problem))
+    Path(folder, f"rank{rank}").write_text(error)
+    os._exit(0)  # what an orderly end of torch does after a dead rank is not ours to test
+
+
+# --- models and data ----------------------------------------------------------------------------------------------
+
+
+class Attended(nn.Module):
+    """A sequence model with raw parameters, an embedding and a normalisation layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.norm, self.head = nn.Embedding(7, 4), nn.LayerNorm(4), nn.Linear(4, 3)
+        self.query = nn.Parameter(torch.randn(4))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.norm(self.embedding(tokens))
+        return self.head((torch.softmax(h @ self.query, 1)[..., None] * h).sum(1))
+
+
+def _mlp(out: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, out))
+
+
+def _conv() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(27, 3))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "classes": (lambda: _mlp(3), "classification"),
+    "targets": (lambda: _mlp(2), "regression"),
+    "binary": (lambda: _mlp(1), "binary"),
+    "counts": (lambda: _mlp(1), "count"),
+    "images": (_conv, "classification"),
+    "tokens": (Attended, "classification"),
+}
+
+
+def problem(name: str, n: int = 23) -> tuple[nn.Module, Tensor, Tensor, str]:
+    torch.manual_seed(0)
+    build, likelihood = MODELS[name]
+    model = build().double().eval()
+    if name == "images":
+        X = torch.randn(n, 1, 5, 5).double()
+    else:
+        X = torch.randint(7, (n, 4)) if name == "tokens" else torch.randn(n, 3).double()
+    if likelihood == "regression":
+        return model, X, torch.randn(n, 2).double(), likelihood
+    if likelihood == "binary":
+        return model, X, torch.randint(2, (n,)).double(), likelihood
+    if likelihood == "count":
+        return model, X, torch.randint(4, (n, 1)).double(), likelihood
+    return model, X, torch.randint(3, (n,)), likelihood
+
+
+def shard(X: Tensor, Y: Tensor, cuts: list[int] | None = None) -> list[tuple[Tensor, Tensor]]:
+    """This rank's rows as batches of four: ranks have unequal numbers of data and of batches."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    cuts = [0, *(round(len(X) * (i / world) ** 1.5) for i in range(1, world)), len(X)] if cuts is None else cuts
+    rows = torch.arange(cuts[rank], cuts[rank + 1])
+    return [(X[some], Y[some]) for some in rows.split(4) if len(some)]
+
+
+def check_equal(found: lw.Posterior, reference: Callable[[], lw.Posterior], x: Tensor, what: str, rtol: float) -> None:
+    """The same as one process found, on rank 0; and the same bits on all ranks."""
+    values = dict(_values(found, x))
+    for other in ranks.gathered(values):
+        assert all(torch.equal(values[name], other[name]) for name in values), f"{what}: ranks differ"
+    if dist.get_rank() == 0:
+        with ranks.alone():
+            expected = dict(_values(reference(), x))
+        for name, value in values.items():
+            error = float((value - expected[name]).abs().max() / expected[name].abs().max())
+            assert error < rtol, f"{what}: {name} is off by {error:.2g}"
+
+
+def _values(posterior: lw.Posterior, x: Tensor) -> Iterator[tuple[str, Tensor]]:
+    yield "n", torch.tensor(float(posterior.n_data))
+    yield "evidence", posterior.log_evidence().detach()
+    yield "precisions", posterior.prior.precisions.detach()
+    yield "gradient", posterior.data_gradient()
+    yield "var", posterior.outputs(x).var
+    yield (
+        "prediction",
+        posterior.predict(x).log_prob(torch.zeros_like(posterior.outputs(x).mean[:, 0]).long())
+        if (isinstance(posterior.likelihood, lw.Categorical))
+        else posterior.outputs(x).mean,
+    )
+
+
+# --- what ranks do ------------------------------------------------------------------------------------------------
+
+
+def fits_equal_one_process(names: list[str], structures: list[str]) -> None:
+    for name, structure in product(names, structures):
+        given = problem(name)
+        found = _fitted(*given, structure, shard(*given[1:3]))
+        check_equal(found, partial(_fitted, *given, structure, given[1:3]), given[1][:3], f"{name}, {structure}", 1e-12)
+
+
+def tuning_equals_one_process(names: list[str], structures: list[str]) -> None:
+    for name, structure in product(names, structures):
+        given = problem(name)
+        found = _tuned(*given, structure, shard(*given[1:3]))
+        check_equal(found, partial(_tuned, *given, structure, given[1:3]), given[1][:3], f"{name}, {structure}", 1e-10)
+
+
+def _fitted(model: nn.Module, X: Tensor, Y: Tensor, likelihood: str, structure: str, data: Any) -> lw.Posterior:
+    return lw.fit(model, data, likelihood, structure=structure)
+
+
+def _tuned(model: nn.Module, X: Tensor, Y: Tensor, likelihood: str, structure: str, data: Any) -> lw.Posterior:
+    return lw.tune(lw.fit(model, data, likelihood, structure=structure), data)
+
+
+def held_out_data_are_spread_as_well() -> None:
+    model, X, Y, likelihood = problem("classes", 40)
+    posterior = lw.fit(model, shard(X[:20], Y[:20]), likelihood, structure="kron")
+    found = lw.tune(posterior, by="validation", validation=shard(X[20:], Y[20:]))
+
+    def reference() -> lw.Posterior:
+        whole = lw.fit(model, (X[:20], Y[:20]), likelihood, structure="kron")
+        return lw.tune(whole, by="validation", validation=(X[20:], Y[20:]))
+
+    check_equal(found, reference, X[:3], "validation", 1e-12)
+
+
+def other_ways_to_fit() -> None:
+    model, X, Y, likelihood = problem("classes")
+    more = lw.fit(model, shard(X[:12], Y[:12]), likelihood, structure="kron").updated(shard(X[12:], Y[12:]))
+    whole = lw.fit(model, shard(X, Y), likelihood, params="last_layer", structure="full")
+    few = lw.fit(model, shard(X, Y), likelihood, params=lw.Subnetwork("variance", k=7), structure="full")
+    check_equal(more, lambda: lw.fit(model, (X, Y), likelihood, structure="kron"), X[:3], "updated", 1e-12)
+    check_equal(
+        whole,
+        lambda: lw.fit(model, (X, Y), likelihood, params="last_layer", structure="full"),
+        X[:3],
+        "last layer",
+        1e-12,
+    )
+    check_equal(
+        few,
+        lambda: lw.fit(model, (X, Y), likelihood, params=lw.Subnetwork("variance", k=7), structure="full"),
+        X[:3],
+        "subnetwork",
+        1e-12,
+    )
+    sampled = lw.fit(model, shard(X, Y), likelihood, fisher="mc", structure="diag")
+    assert len({float(v.sum()) for v in ranks.gathered(sampled.marginal_variance())}) == 1
+
+
+def rows_and_matrices_meet() -> None:
+    """One rank's data are fewer than the weights and are kept as rows; the other's are a matrix."""
+    model, X, Y, likelihood = problem("targets", 60)
+    found = lw.fit(model, shard(X, Y, [0, 4, *[60] * (dist.get_world_size() - 1)]), likelihood, structure="full")
+    check_equal(found, lambda: lw.fit(model, (X, Y), likelihood, structure="full"), X[:3], "full", 1e-12)
+
+
+def a_rank_may_have_no_data(structures: list[str]) -> None:
+    model, X, Y, likelihood = problem("classes")
+    for structure in structures:
+        data = shard(X, Y, [0, *[0] * (dist.get_world_size() - 1), len(X)])
+        found = lw.fit(model, data, likelihood, structure=structure)
+        if structure == "kron":
+            found = lw.tune(found, data)
+
+        def reference(s: str = structure) -> lw.Posterior:
+            alone = lw.fit(model, (X, Y), likelihood, structure=s)
+            return lw.tune(alone, (X, Y)) if s == "kron" else alone
+
+        check_equal(found, reference, X[:3], f"no data, {structure}", 1e-10)
+
+
+def padding_is_counted_once() -> None:
+    model, X, Y, likelihood = problem("classes")
+    sampler = DistributedSampler(TensorDataset(X, Y), shuffle=True)
+    loader = DataLoader(TensorDataset(X, Y), batch_size=4, sampler=sampler)
+    found = lw.tune(lw.fit(DistributedDataParallel(model), loader, likelihood, structure="kron"))
+    assert found.n_data == len(X)
+
+    def reference() -> lw.Posterior:
+        return lw.tune(lw.fit(model, (X, Y), likelihood, structure="kron"))
+
+    check_equal(found, reference, X[:3], "sampler", 1e-10)
+
+
+def wrapped_models_take_the_buffers_of_rank_0() -> None:
+    model, X, Y, likelihood = problem("images")
+    wrapped = DistributedDataParallel(model)
+    with torch.no_grad():
+        model[1].running_mean += dist.get_rank()  # as after an epoch of training
+    before = {name: value.clone() for name, value in wrapped.state_dict().items()}
+    found = lw.fit(wrapped, shard(X, Y), likelihood, structure="diag")
+    check_equal(found, lambda: lw.fit(model, (X, Y), likelihood, structure="diag"), X[:3], "buffers", 1e-12)
+    assert all(torch.equal(value, before[name]) for name, value in wrapped.state_dict().items())
+    with torch.no_grad():
+        model[4].weight += dist.get_rank()
+    _assert_raises(lw.RankError, "'4.weight' on rank 1", lambda: lw.fit(wrapped, shard(X, Y), likelihood))
+
+
+def an_error_on_one_rank_is_everyones() -> None:
+    model, X, Y, likelihood = problem("classes")
+    bad = X.clone()
+    bad[-1, 0] = torch.nan
+    last = dist.get_rank() == dist.get_world_size() - 1
+    expected, words = (lw.InputError, "batch") if last else (lw.RankError, f"rank {dist.get_world_size() - 1}: Input")
+    _assert_raises(expected, words, lambda: lw.fit(model, shard(bad, Y), likelihood, structure="diag"))
+    posterior = lw.fit(model, shard(X, Y), likelihood, structure="diag")  # and the group is as good as before
+    assert posterior.n_data == len(X)
+    _assert_raises(lw.StructureError, "one process", lambda: lw.refine(posterior))
+    nobody = [0] * (dist.get_world_size() + 1)
+    _assert_raises(lw.InputError, "on any rank", lambda: lw.fit(model, shard(X, Y, nobody), likelihood))
+
+
+def one_rank_asks_alone() -> None:
+    """Predictions, evidence and diagnosis need nobody else."""
+    model, X, Y, likelihood = problem("classes")
+    posterior = lw.fit(model, shard(X, Y), likelihood)
+    if dist.get_rank() == 0:
+        posterior.predict(X[:2])
+        posterior.log_evidence()
+        posterior.diagnose()
+
+
+def _assert_raises(kind: type[Exception], words: str, call: Callable[[], Any]) -> None:
+    try:
+        call()
+    except kind as error:
+        assert words in str(error), f"{words!r} is not in {error}"
+    else:
+        raise AssertionError(f"{kind.__name__} was not raised")
+
+
+QUICK: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
+    (fits_equal_one_process, (["classes"], [*STRUCTURES])),
+    (tuning_equals_one_process, (["targets"], ["full"])),
+    (tuning_equals_one_process, (["classes"], ["kron"])),
+    (held_out_data_are_spread_as_well, ()),
+    (other_ways_to_fit, ()),
+    (rows_and_matrices_meet, ()),
+    (a_rank_may_have_no_data, (["full", "kron"],)),
+    (padding_is_counted_once, ()),
+    (wrapped_models_take_the_buffers_of_rank_0, ()),
+    (an_error_on_one_rank_is_everyones, ()),
+    (one_rank_asks_alone, ()),
+]
+
+
+def several(checks: list[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
+    """One start of the processes for many checks."""
+    for check, args in checks:
+        check(*args)
+
+
+def dies_while_fitting(dead: int, batch: int, silence: float) -> None:
+    """Rank `dead` is killed when it is asked for a batch; the others must say so."""
+    vigil._SILENCE = silence
+    model, X, Y, likelihood = problem("classes")
+
+    class Fatal:
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            for number, pair in enumerate(shard(X, Y)):
+                if dist.get_rank() == dead and number == batch:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield pair
+
+    lw.fit(model, Fatal(), likelihood, structure="kron")
+
+
+def dies_before_fitting(dead: int) -> None:
+    if dist.get_rank() == dead:
+        os.kill(os.getpid(), signal.SIGKILL)
+    model, X, Y, likelihood = problem("classes")
+    lw.fit(model, shard(X, Y), likelihood, structure="kron")

@@ -1,0 +1,56 @@
+"""Several processes, each with a shard of the data, against one process with all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+import ranked
+
+
+def assert_well(said: list[str]) -> None:
+    assert said == [""] * len(said), "\n".join(f"rank {r}: {words}" for r, words in enumerate(said))
+
+
+def test_two_ranks_give_what_one_process_gives(tmp_path: Path):
+    assert_well(ranked.run(ranked.several, 2, tmp_path, ranked.QUICK))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ranked.MODELS)
+@pytest.mark.parametrize("world", [2, 4])
+def test_every_structure_of_every_model(tmp_path: Path, name: str, world: int):
+    args = ([name], [*ranked.STRUCTURES])
+    checks = [(ranked.fits_equal_one_process, args), (ranked.tuning_equals_one_process, args)]
+    assert_well(ranked.run(ranked.several, world, tmp_path, checks, timeout=900))
+
+
+@pytest.mark.slow
+def test_four_ranks_give_what_one_process_gives(tmp_path: Path):
+    assert_well(ranked.run(ranked.several, 4, tmp_path, ranked.QUICK, timeout=900))
+
+
+def check_named(said: list[str], dead: int, seconds: float) -> None:
+    assert said[dead] == "it said nothing"
+    for r, words in enumerate(said):
+        assert r == dead or ("RankError" in words and f"rank {dead} " in words), f"rank {r}: {words}"
+    assert seconds < 60
+
+
+def test_a_dead_rank_is_named(tmp_path: Path):
+    started = monotonic()
+    said = ranked.run(ranked.dies_while_fitting, 2, tmp_path, 1, 1, 3.0)
+    check_named(said, 1, monotonic() - started)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attempt", range(20))
+def test_a_dead_rank_is_named_every_time(tmp_path: Path, attempt: int):
+    started, world, dead = monotonic(), 2 + 2 * (attempt % 2), attempt % 2
+    if attempt % 4 < 2:
+        said = ranked.run(ranked.dies_while_fitting, world, tmp_path, dead, attempt % 3 % 2, 20.0)
+    else:
+        said = ranked.run(ranked.dies_before_fitting, world, tmp_path, dead)
+    check_named(said, dead, monotonic() - started)
