@@ -42,7 +42,7 @@ class ImmerRun(TypedDict):
     seed: int
     part: str
     weights: int
-    largest_gradient: float
+    largest_gradient: float | None  # at the trained weights, over all precisions; of the plain part
     seconds: float
     scores: list[Score]
 
@@ -60,6 +60,7 @@ def run(study: Study) -> ImmerRecord:
         for part in PARTS
         for name in uci.NAMES
         for number in range(n_splits(study, name))
+        if part == "plain" or name not in uci.LARGE
     ]
     return ImmerRecord(study="immer2021-uci", effort=study.effort.name, n_splits=study.n_seeds, runs=done(study, jobs))
 
@@ -113,7 +114,7 @@ class ImmerJob:
             seed=self.seed,
             part=self.part,
             weights=sum(p.numel() for p in self.trained()[0].parameters()),
-            largest_gradient=max(gradients),
+            largest_gradient=max(gradients, default=None),
             seconds=seconds,
             scores=scores,
         )
@@ -121,10 +122,11 @@ class ImmerJob:
     def _scored(self) -> tuple[list[float], list[Score]]:
         gradients, scores = [], []
         for precision, model in zip(self.precisions, self.trained(), strict=True):
-            case = Case(self.data, model, precision, large=self.set_name in uci.LARGE)
+            case = Case(self.data, model, precision)
             for method, log_probs in PARTS[self.part](case):
                 scores.append(self._score(method, precision, log_probs))
-            gradients.append(case.largest_gradient)
+            if self.part == "plain":
+                gradients.append(case.largest_gradient)
         return gradients, scores
 
     def trained(self) -> list[nn.Module]:

@@ -29,7 +29,6 @@ class Case:
     data: UciSplit
     model: nn.Module
     precision: float
-    large: bool = False
 
     @cached_property
     def full(self) -> lw.Posterior:
@@ -83,7 +82,7 @@ def at_the_mode(case: Case) -> Iterator[Scored]:
 def variational(case: Case) -> Iterator[Scored]:
     """Gaussian variational posteriors of the linear model: diagonal with the published settings; full and converged
     where there are few outputs, as each step costs (N C)³."""
-    if case.large or case.precision < LEAST_REFINED:
+    if case.precision < LEAST_REFINED:
         return
     yield "GLM refine d", case.linearised(lw.refine(case.full, by="vi_diag", preset="immer2021", progress=False))
     if len(case.data.train) * case.data.n_outputs <= MOST_OUTPUTS:
