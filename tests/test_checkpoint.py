@@ -60,7 +60,7 @@ def interrupted_and_resumed(directory: Path, at: int, kind: str = "classes", **o
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
-@pytest.mark.parametrize("kind", ["classes", "per output"])
+@pytest.mark.parametrize("kind", ["classes", pytest.param("per output", marks=pytest.mark.slow)])
 def test_an_interrupted_fit_goes_on_to_the_same_bits(structure: str, kind: str, tmp_path: Path) -> None:
     options = {"structure": STRUCTURES[structure]}
     whole = fit(DataLoader(TensorDataset(X, KINDS[kind].targets), batch_size=9), kind=kind, **options)
@@ -122,6 +122,7 @@ def test_a_shuffling_loader_is_read_in_order(tmp_path: Path) -> None:
     assert_same_bits(shuffled, fit(DataLoader(data, batch_size=9), structure="kron"))
 
 
+@pytest.mark.slow
 def test_a_small_batch_of_few_rows_is_kept_as_it_is(tmp_path: Path) -> None:
     """Rows are gathered until they are worth a multiplication; a checkpoint between two of them changes nothing."""
     batches = [(X[k : k + 1], LABELS[k : k + 1]) for k in range(N)]

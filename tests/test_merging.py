@@ -18,7 +18,7 @@ HALVES = slice(0, 17), slice(17, N)
 
 
 @pytest.mark.parametrize("structure", ADDITIVE)
-@pytest.mark.parametrize("kind", ["classes", "per output"])
+@pytest.mark.parametrize("kind", ["classes", pytest.param("per output", marks=pytest.mark.slow)])
 def test_merging_is_a_fit_on_all_the_data(structure: str, kind: str) -> None:
     parts = [fitted(kind, STRUCTURES[structure], rows) for rows in HALVES]
     whole = kept(kind, STRUCTURES[structure])
@@ -55,6 +55,7 @@ def test_the_same_inputs_twice_count_twice() -> None:
     assert_close(twice.updated((X[HALVES[0]], LABELS[HALVES[0]])).updated((X[HALVES[1]], LABELS[HALVES[1]])), whole)
 
 
+@pytest.mark.slow
 def test_a_merged_posterior_is_tuned_like_one_fit() -> None:
     parts = [fitted("regression", "full", rows) for rows in HALVES]
     data = X, KINDS["regression"].targets
