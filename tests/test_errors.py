@@ -352,7 +352,7 @@ WORDS = [
     Row("low rank of drawn labels", three, fit(structure="lowrank", fisher="mc"), STRUCTURE, ("LowRank", "many passes", 'fisher="exact"')),
     Row("low rank beyond memory", three, fit(structure="lowrank", memory="2KB"), VALUE, ("lowrank", "35 parameters", "budget")),
     Row("matrix-free with words", three, lambda m: lw.MatrixFree(preconditioner="kron"), TYPE, ("MatrixFree", "preconditioner", "lw.Kron()", "'kron'")),
-    Row("matrix-free on products", three, lambda m: lw.MatrixFree(preconditioner=lw.LowRank()), TYPE, ("MatrixFree", "one pass", "LowRank")),
+    Row("matrix-free on itself", three, lambda m: lw.MatrixFree(preconditioner=lw.MatrixFree()), TYPE, ("MatrixFree", "can be inverted", "lw.LowRank(50)")),
     Row("matrix-free of drawn labels", three, fit(structure="matrixfree", fisher="mc"), STRUCTURE, ("MatrixFree", "many passes", 'fisher="exact"')),
     Row("matrix-free of single weights", three, fit(structure="matrixfree", params=lw.Subnetwork(k=3)), STRUCTURE, ("matrixfree", "whole tensors", "preconditioner=lw.Diag()")),
     Row("solver without tolerance", three, lambda m: lw.CG(rtol=0.0), VALUE, ("CG", "rtol", "between 0 and 1")),

@@ -27,8 +27,8 @@ _ROW_FLOATS = 1 << 22
 class MatrixFree(Structure):
     """All of H, by products with it: solves by preconditioned conjugate gradients, determinants by probes.
 
-    `preconditioner` is a structure that is summed in the fit (Kron, Diag, Ekfac or Block); it changes how long things
-    take, and how large the errors of estimates are, but not what is estimated. The posterior comes back to the data for
+    `preconditioner` is another structure (Kron, Diag, Ekfac, Block, LowRank); it changes how long things take, and how
+    large the errors of estimates are, but not what is estimated. The posterior comes back to the data for
     everything it is asked.
     """
 
@@ -45,17 +45,19 @@ class MatrixFree(Structure):
             value = getattr(self, name)
             if not isinstance(value, kind):
                 raise InputTypeError(f"MatrixFree: {name} must be an object such as {example}, got {value!r}.")
-        if self.preconditioner.by_products:
+        if isinstance(self.preconditioner, MatrixFree):
             raise InputTypeError(
-                f"MatrixFree: the preconditioner must be summed in one pass, such as lw.Kron() or lw.Diag(); "
-                f"{type(self.preconditioner).__name__} is not."
+                "MatrixFree: the preconditioner must be a structure that can be inverted, such as lw.Kron() or "
+                "lw.LowRank(50); MatrixFree itself is not."
             )
 
     @property
-    def summed(self) -> Structure:
-        return self.preconditioner
+    def summed(self) -> Structure | None:
+        return self.preconditioner.summed
 
     def from_products(self, H: GaussNewton, n_parts: int, near: Sequence[Curvature]) -> list[Curvature]:
+        if self.preconditioner.by_products:
+            near = self.preconditioner.from_products(H, n_parts, near)
         source = _Streamed(H, n_parts)
         one_hot = torch.eye(n_parts, dtype=torch.float64, device=source.device)
         return [
@@ -67,7 +69,7 @@ class MatrixFree(Structure):
         return self.preconditioner.stored_floats(layout)
 
     def working_floats(self, layout: ParamLayout) -> int:
-        return _VECTORS * layout.p
+        return _VECTORS * layout.p + self.preconditioner.working_floats(layout)
 
     def row_floats(self, sizes: RowSizes) -> int:
         return _VECTORS * sizes.dense
