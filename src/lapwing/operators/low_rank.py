@@ -34,21 +34,25 @@ class RootKernels:
     """The rows M with the kernels M E_g Mᵀ of each prior group, kept because tuning asks for them again and again."""
 
     rows: Rows
-    _grouping: Tensor | None = field(default=None, init=False)
-    _kernels: list[Tensor] = field(default_factory=list, init=False)
+    _kept: tuple[Tensor, list[Tensor]] | None = field(default=None, init=False)  # groups, and the kernel of each
 
     def kernel(self, D: GroupedDiagonal) -> Float[Tensor, "r r"]:
         """M D Mᵀ = Σ_g d_g (M E_g Mᵀ)."""
         if D.n_groups > _MAX_CACHED_GROUPS:
             return self.rows.cross(self.rows, D)
-        if self._grouping is None or not torch.equal(self._grouping, D.index):
-            one_hot = torch.eye(D.n_groups, dtype=torch.float64, device=D.index.device)
-            self._kernels = [self.rows.cross(self.rows, GroupedDiagonal(e, D.index)) for e in one_hot]
-            self._grouping = D.index
-        total = D.values[0] * self._kernels[0]
-        for d, K in zip(D.values[1:], self._kernels[1:], strict=True):
+        kernels = self._kernels(D)
+        total = D.values[0] * kernels[0]
+        for d, K in zip(D.values[1:], kernels[1:], strict=True):
             total = total + d * K
         return total
+
+    def _kernels(self, D: GroupedDiagonal) -> list[Tensor]:
+        kept = self._kept  # read once and written whole: another thread may ask for other groups meanwhile
+        if kept is None or not torch.equal(kept[0], D.index):
+            one_hot = torch.eye(D.n_groups, dtype=torch.float64, device=D.index.device)
+            kept = D.index, [self.rows.cross(self.rows, GroupedDiagonal(e, D.index)) for e in one_hot]
+            self._kept = kept
+        return kept[1]
 
     def push(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... r"]:
         """M v."""
