@@ -37,7 +37,7 @@ ORDER = [
     {"registry"},
     {"posterior"},
     {"tuning", "hessian", "comparison"},
-    {"refinement"},
+    {"refinement", "em"},
     {"storage"},
     {"merging"},
     {"fit", "tune", "refine"},

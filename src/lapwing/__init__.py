@@ -15,6 +15,7 @@ from lapwing.curvature import (
     Sampled,
 )
 from lapwing.diagnosis import Diagnosis
+from lapwing.em import EM, SGD, sampled
 from lapwing.errors import (
     InputError,
     InputTypeError,
@@ -52,7 +53,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CG",
+    "EM",
     "GP",
+    "SGD",
     "Bernoulli",
     "Block",
     "Categorical",
@@ -102,6 +105,7 @@ __all__ = [
     "plan",
     "prior",
     "refine",
+    "sampled",
     "save",
     "tune",
 ]

@@ -32,7 +32,7 @@ from lapwing.params import ParamLayout
 from lapwing.predictive import Frame, Prediction, WeightGaussian
 from lapwing.predictive.link_rules import DEFAULT, Link
 from lapwing.priors import GaussianPrior
-from lapwing.sampling import copy_deviations, counted, seeded, weight_deviations
+from lapwing.sampling import WeightDraws, copy_deviations, counted, seeded, weight_deviations
 from lapwing.sandbox import plain_tensors, random_state_kept
 
 _MAX_COVARIANCE = 5_000
@@ -124,6 +124,7 @@ class Posterior:
     readout: Readout = Readout()
     source: Batches | None = None  # where the data came from, for those who tune without naming them again
     refinement: Refinement | None = None  # how lw.refine went; None: it was not called
+    draws: WeightDraws | None = None  # what lw.tune(by="em") found hyperparameters with, and goes on from
 
     # --- the Gaussian over weights -------------------------------------------------------------
 
@@ -458,7 +459,7 @@ class Posterior:
         # The mode of other data is not known before the next tune, unless the quadratic is exact.
         follows = self.expansion is not None and self.expansion.follows
         at = Expansion(self.linearised.theta, estimate.statistics, follows=True) if follows else None
-        return replace(self, estimate=estimate, expansion=at, source=None)
+        return replace(self, estimate=estimate, expansion=at, source=None, draws=None)
 
     def check_unrefined(self, what: str) -> None:
         """A refined mean and curvature belong to one prior, one likelihood and the data they were found with."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
@@ -10,6 +11,26 @@ import torch
 from lapwing._types import Float, Tensor
 from lapwing.errors import InputError, InputTypeError
 from lapwing.operators import Precision, SeparatePrecision
+
+
+@dataclass(frozen=True, eq=False)
+class WeightDraws:
+    """Draws ζ ~ N(0, P⁻¹) by sample-then-optimise: ζ = P⁻¹ (√P₀ z₀ + Σ_g √c_g t_g), and what they are made of.
+
+    z₀ and t_g stay the same when prior and noise change, so that ζ moves smoothly with them and the last ζ is a good
+    start for the next. Antorán et al. (2023), section 3.
+    """
+
+    prior: Float[Tensor, "k p"]  # z₀, standard normal
+    data: Float[Tensor, "g k p"]  # t_g = Σ_n J_nᵀ S_g u_n at unit dispersion, u standard normal
+    seed: int  # of the u
+    zeta: Float[Tensor, "k p"]
+    precisions: Float[Tensor, " p"]  # the diagonal of the P₀ that ζ belongs to
+    scales: Float[Tensor, " g"]  # its c_g
+
+    def pull(self, precisions: Float[Tensor, " p"], scales: Float[Tensor, " g"]) -> Float[Tensor, "k p"]:
+        """b = √P₀ z₀ + Σ_g √c_g t_g ~ N(0, P)."""
+        return precisions.sqrt() * self.prior + torch.einsum("g,gkp->kp", scales.sqrt(), self.data)
 
 
 def weight_deviations(

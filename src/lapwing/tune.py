@@ -11,14 +11,15 @@ from typing import Any
 
 import torch
 
-from lapwing import evidence, normalised, priors, ranks, refinement, registry, tuning
-from lapwing.curvature import GP, NOT_KEPT, Keeper
+from lapwing import em, evidence, normalised, priors, ranks, refinement, registry, tuning
+from lapwing.curvature import GP, NOT_KEPT, Ekfac, Exact, Keeper, Kron
 from lapwing.data import as_batches
-from lapwing.errors import InputError, InputTypeError
+from lapwing.errors import InputError, InputTypeError, StructureError
 from lapwing.likelihoods import Gaussian
 from lapwing.linear_model import design, in_fixed_order
 from lapwing.observations import observed
 from lapwing.posterior import Posterior
+from lapwing.sampling import seeded
 from lapwing.sandbox import plain_tensors, random_state_kept
 from lapwing.storage import Checkpoint, tuning_binding
 
@@ -32,7 +33,7 @@ def tune(
     posterior: Posterior,
     data: Any = None,
     *,
-    by: str = "evidence",
+    by: str | em.EM = "evidence",
     groups: str | None = None,
     noise: bool = True,
     mode: str = "linear",
@@ -42,11 +43,13 @@ def tune(
     progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     every: float = 60,
+    generator: torch.Generator | None = None,
 ) -> Posterior:
     """Choose prior precisions, and a Gaussian noise that was left to be estimated; a new posterior.
 
-    `by`: "evidence" (gradients), "fixed_point" (MacKay) or "validation" (held-out NLL alone). `groups`: one precision
-    for each ("one", "layer", "tensor", "normalised"); None keeps the prior's own, but gives a network with
+    `by`: "evidence" (gradients), "fixed_point" (MacKay), "em" (samples of the posterior under the full GGN, for large
+    models; or `lw.EM(...)`, drawn with `generator`) or "validation" (held-out NLL alone). `groups`: one precision for
+    each ("one", "layer", "tensor", "normalised"); None keeps the prior's own, but gives a network with
     normalisation layers one precision per normalised group if the prior has only one. `mode`: the evidence at the
     linear model's own mode, for which the training data are visited (those of `fit` unless given), or at the trained
     weights ("network", classic). `curvature_at="linear_mode"` evaluates the curvature anew at that mode, and
@@ -67,7 +70,8 @@ def tune(
         registry.choose("predictive_mean", predictive_mean, {"network": False, "linear_mode": True}),
     )
     by_evidence = {"evidence": tuning.maximise_evidence, "fixed_point": tuning.iterate_fixed_point}
-    method = registry.choose("by", by, {**by_evidence, "validation": None})
+    options: dict[str, Any] = {**by_evidence, "em": em.EM(), "validation": None}
+    method = by if isinstance(by, em.EM) else registry.choose("by", by, options)
     if method is not None:
         choice.check(posterior)
     held_out = None if validation is None else as_batches(validation, "validation")
@@ -75,7 +79,10 @@ def tune(
         raise InputError('tune(by="validation") needs held-out data: validation=(X, Y) or a loader.')
     with random_state_kept():
         posterior = _grouped(posterior, groups, data)
-    if method is not None:
+    if isinstance(method, em.EM):
+        choice.check_em(posterior, method, checkpoint)
+        posterior = choice.sampled(posterior, method, data, noise, _for_samples(generator), progress)
+    elif method is not None:
         keeping: AbstractContextManager[Keeper] = nullcontext(NOT_KEPT)
         if checkpoint is not None:
             asked = {"by": by, "noise": noise, "mode": mode, "curvature_at": curvature_at}
@@ -145,16 +152,80 @@ class _Choice:
             source = partial(
                 observed, fixed, posterior.likelihood, posterior.sites, progress=progress, what="linear mode"
             )
-            # `chunk_floats` is a third of what the budget of `fit` left over.
-            most = min(_MOST_STORED, 3 * posterior.chunk_floats)
+            most = _most_stored(posterior)
             make = partial(design, posterior.linearised, source, n=posterior.n_data, most_floats=most)
             recurved = partial(_recurved, source=source) if self.curvature_at_mode else None
         with random_state_kept():
             tuned = tuning.tune_at_linear_mode(posterior, ascend, make, noise=noise, recurved=recurved, keeper=keeper)
         if not self.mean_at_mode:
             return replace(tuned, readout=replace(tuned.readout, noise_std=_noise_around_network(tuned, noise)))
-        shift = (tuned.linear_mode() - tuned.linearised.theta).detach()
-        return replace(tuned, readout=replace(tuned.readout, shift=shift))
+        return _around_mode(tuned)
+
+    def check_em(self, posterior: Posterior, settings: em.EM, checkpoint: Any) -> None:
+        if self.curvature_at_mode:
+            raise InputError(
+                'tune(by="em") samples with the curvature at the network\'s own outputs: curvature_at="network".'
+            )
+        if checkpoint is not None:
+            raise InputError(
+                'tune(by="em") keeps how far it is with the posterior: take lw.EM(max_steps=...) steps, lw.save it, '
+                "and call lw.tune again, which goes on from there."
+            )
+        if not isinstance(posterior.fisher, Exact):
+            raise StructureError(
+                'tune(by="em") samples with the exact GGN, but the posterior was fitted with '
+                f'{type(posterior.fisher).__name__} curvature. Fit with fisher="exact".'
+            )
+        if settings.g_prior and isinstance(posterior.structure, Kron | Ekfac):
+            raise StructureError(
+                "EM(g_prior=True) gives every weight a precision of its own, which a Kronecker product cannot take. "
+                'Use structure="matrixfree", "lowrank", "diag" or "full".'
+            )
+        if isinstance(settings.solver, em.SGD) and ranks.many():
+            raise StructureError("EM(solver=lw.SGD(...)) takes one process; ranks together can use lw.CG(...).")
+
+    def sampled(
+        self,
+        posterior: Posterior,
+        settings: em.EM,
+        data: Any,
+        noise: bool,
+        generator: torch.Generator,
+        progress: bool | None,
+    ) -> Posterior:
+        """By sampling-based EM."""
+        batches = posterior.source if data is None else as_batches(data)
+        if batches is None:
+            raise InputError('tune(by="em") samples with the training data: lw.tune(posterior, data, by="em").')
+        with random_state_kept(), torch.no_grad():
+            fixed = in_fixed_order(batches)
+            tuned = em.tune_by_em(
+                posterior,
+                partial(observed, fixed, posterior.likelihood, posterior.sites, progress=False),
+                settings,
+                linear_mode=self.linear_mode,
+                noise=noise,
+                most_floats=_most_stored(posterior),
+                generator=generator,
+                progress=progress,
+            )
+            return _around_mode(tuned) if self.mean_at_mode else tuned
+
+
+def _for_samples(generator: torch.Generator | None) -> torch.Generator:
+    """The user's, or one of a seed that nobody makes data with: draws equal to the features would be no draws."""
+    return torch.Generator().manual_seed(7_243_605_911_427) if generator is None else seeded(generator)
+
+
+def _most_stored(posterior: Posterior) -> int:
+    """Entries of a Jacobian of all the data. `chunk_floats` is a third of what the budget of `fit` left over."""
+    return min(_MOST_STORED, 3 * posterior.chunk_floats)
+
+
+def _around_mode(tuned: Posterior) -> Posterior:
+    """Predictions around the linear model's mode."""
+    shift = (tuned.linear_mode() - tuned.linearised.theta).detach()
+    return replace(tuned, readout=replace(tuned.readout, shift=shift, noise_std=None))
 
 
 def _noise_around_network(posterior: Posterior, noise: bool) -> torch.Tensor | None:

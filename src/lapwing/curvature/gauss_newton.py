@@ -35,7 +35,7 @@ class GaussNewton:
 
     def mv(self, v: Float[Tensor, "m p"], scales: Float[Tensor, " g"]) -> Float[Tensor, "m p"]:
         """Σ_g c_g H_g v for several v: one pass over the data."""
-        return self.jacobian.sandwich(v, lambda piece, q: self._weighed(piece, q, scales))
+        return self.jacobian.sandwich(v, lambda piece, q: self.weighed(piece, q, scales))
 
     def draws(self, n: int, scales: Float[Tensor, " g"], generator: torch.Generator) -> Float[Tensor, "n p"]:
         """Σ Jᵀ S u with u standard normal: n draws from N(0, H), in one pass."""
@@ -43,14 +43,20 @@ class GaussNewton:
         total, generator = torch.zeros(n, self.p, dtype=torch.float64, device=device), ranks.of_this_rank(generator)
         with closing(self.jacobian.pieces()) as pieces:
             for piece in pieces:
-                f = self.sites.split(self.outputs(piece.trace)).double()
-                roots = self.fisher.parts(self.likelihood, f, piece.y)
-                drawn = [_times_normal(c.sqrt() * S, n, generator) for c, S in zip(scales, roots, strict=True)]
-                u = self.sites.join(torch.stack(drawn).sum(0).flatten(0, 1))
-                piece.add_vjp_(total, u.reshape(n, len(f), -1))
+                piece.add_vjp_(total, self.drawn(piece, n, scales, generator))
         return ranks.total(total)
 
-    def _weighed(self, piece: DataPiece, q: Float[Tensor, "m n k"], scales: Float[Tensor, " g"]) -> Tensor:
+    def drawn(
+        self, piece: DataPiece, n: int, scales: Float[Tensor, " g"], generator: torch.Generator
+    ) -> Float[Tensor, "d n k"]:
+        """Σ_g √c_g S_g u at a piece of the data."""
+        f = self.sites.split(self.outputs(piece.trace)).double()
+        roots = self.fisher.parts(self.likelihood, f, piece.y)
+        drawn = [_times_normal(c.sqrt() * S, n, generator) for c, S in zip(scales, roots, strict=True)]
+        return self.sites.join(torch.stack(drawn).sum(0).flatten(0, 1)).reshape(n, len(f), -1)
+
+    def weighed(self, piece: DataPiece, q: Float[Tensor, "m n k"], scales: Float[Tensor, " g"]) -> Tensor:
+        """Σ_g c_g Λ_g q at a piece of the data."""
         f = self.sites.split(self.outputs(piece.trace)).double()
         by_site = self.sites.split(q.flatten(0, 1)).reshape(*q.shape[:2], *f.shape[1:])
         parts = self.fisher.mvs(self.likelihood, f, piece.y, by_site)

@@ -23,6 +23,7 @@ from lapwing.operators.kronecker import (
 )
 from lapwing.operators.low_rank import LowRankCurvature, LowRankPrecision, RootKernels, stacked
 from lapwing.operators.matrix_free import MatrixFreeCurvature, MatrixFreePrecision, MatrixProducts
+from lapwing.operators.sampled import SampledCurvature, SampledPrecision
 from lapwing.operators.separate import SeparateCurvature, SeparatePrecision
 from lapwing.operators.written_rows import WrittenRows
 
@@ -56,6 +57,8 @@ __all__ = [
     "RootKernels",
     "RotatedPrecision",
     "Rows",
+    "SampledCurvature",
+    "SampledPrecision",
     "SeparateCurvature",
     "SeparatePrecision",
     "SplitDamping",

@@ -221,12 +221,13 @@ def _likelihood(saved: Any, given: Likelihood | None) -> Likelihood:
 def _check(posterior: Posterior) -> None:
     p, statistics = posterior.layout.p, posterior.estimate.statistics
     n_parts = len(posterior.estimate.parts)
-    at, shift = posterior.expansion, posterior.readout.shift
+    at, shift, draws = posterior.expansion, posterior.readout.shift, posterior.draws
     same = {
         "curvature": posterior.estimate.parts[0].p == p,
         "prior": posterior.prior.layout == posterior.layout,
         "mean": shift is None or len(shift) == p,
         "linear mode": at is None or len(at.theta) == p,
+        "samples": draws is None or (draws.zeta.shape[1] == p and len(draws.scales) == n_parts),
         "noise": len(posterior.fisher.scales(posterior.likelihood)) == n_parts,
         "statistics": all(_belong(s, posterior) for s in (statistics, *([] if at is None else [at.statistics]))),
         "budget": posterior.chunk_floats >= 1,

@@ -25,6 +25,7 @@ from lapwing.curvature import (
     LowRank,
     Sampled,
 )
+from lapwing.em import EMStep
 from lapwing.errors import StorageError, StructureError
 from lapwing.jacobian import RowSizes
 from lapwing.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson
@@ -41,6 +42,7 @@ from lapwing.params import ParamLayout
 from lapwing.posterior import Readout
 from lapwing.predictive import link_rules
 from lapwing.priors import GaussianPrior
+from lapwing.sampling import WeightDraws
 from lapwing.storage.codec import Entry, Table
 from lapwing.tuning import Step
 
@@ -147,6 +149,13 @@ def _check_estimate(estimate: Estimate) -> None:
     _require(len(estimate.parts) > 0 and all(H.p == p for H in estimate.parts), "curvatures of other parameters")
 
 
+def _check_draws(draws: WeightDraws) -> None:
+    shape = tuple(draws.zeta.shape)
+    alike = tuple(draws.prior.shape) == shape and tuple(draws.data.shape) == (len(draws.scales), *shape)
+    _require(alike and len(draws.precisions) == shape[1], "samples of other weights")
+    _require(bool((draws.precisions > 0).all()) and bool((draws.scales > 0).all()), "samples without a precision")
+
+
 def _check_rows(sizes: RowSizes) -> None:
     _require(sizes.factored >= 0 and sizes.dense >= 0, "rows of no size")
 
@@ -200,6 +209,8 @@ OTHERS = {
     "Elbo": Entry(Elbo),
     "Readout": Entry(Readout),
     "Step": Entry(Step),
+    "EMStep": Entry(EMStep),
+    "WeightDraws": Entry(WeightDraws, check=_check_draws),
     "DefaultLink": Entry(link_rules.Default),
     "MonteCarloLink": Entry(link_rules.MonteCarlo),
     "QuadratureLink": Entry(link_rules.Quadrature),

@@ -2,7 +2,7 @@
 
 from lapwing.tuning.fixed_point import iterate_fixed_point, take_fixed_point_steps
 from lapwing.tuning.gradient import maximise_evidence
-from lapwing.tuning.joint import Ascent, LinearTuning, tune_at_linear_mode
+from lapwing.tuning.joint import Ascent, LinearTuning, find_mode, quadratic_is_exact, tune_at_linear_mode
 from lapwing.tuning.position import Position
 from lapwing.tuning.step import Step
 from lapwing.tuning.validation import search_validation
@@ -12,8 +12,10 @@ __all__ = [
     "LinearTuning",
     "Position",
     "Step",
+    "find_mode",
     "iterate_fixed_point",
     "maximise_evidence",
+    "quadratic_is_exact",
     "search_validation",
     "take_fixed_point_steps",
     "tune_at_linear_mode",

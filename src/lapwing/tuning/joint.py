@@ -19,6 +19,7 @@ from lapwing.curvature import NOT_KEPT, Exact, Keeper
 from lapwing.errors import InputError
 from lapwing.likelihoods import Gaussian
 from lapwing.linear_model import MODERATE, PRECISE, QUICK, Design, Effort, Expansion, Problem, solve_mode
+from lapwing.operators import Precision
 from lapwing.posterior import Posterior
 from lapwing.tuning.anderson import Anderson
 from lapwing.tuning.fixed_point import iterate_fixed_point, take_fixed_point_steps
@@ -125,14 +126,14 @@ def _alternated(posterior: Posterior, ascend: Ascent, data: Design, noise: bool,
     return plain if plan.memory == 0 else _expanded(plain, find_mode(plain, data, plan.effort))
 
 
-def find_mode(posterior: Posterior, data: Design, effort: Effort) -> Expansion:
+def find_mode(posterior: Posterior, data: Design, effort: Effort, preconditioner: Precision | None = None) -> Expansion:
     """θ_* under the posterior's prior and noise, from where it was found last or from the trained weights."""
     kappa = float(posterior.likelihood_scale.detach())
     problem = Problem(data, posterior.likelihood, posterior.sites, kappa, posterior.prior)
     start = posterior.expansion
     if start is None or start.outputs is None:  # a posterior from a file knows θ_*, but not the data's outputs there
         start = Expansion(posterior.linearised.theta, posterior.estimate.statistics, follows=False)
-    found = solve_mode(problem, start, posterior.precision.nearby(), effort)
+    found = solve_mode(problem, start, preconditioner or posterior.precision.nearby(), effort)
     if found.statistics.n != posterior.n_data:
         raise InputError(
             f"tune got {found.statistics.n} data, but the posterior was fitted on {posterior.n_data} data, and the "

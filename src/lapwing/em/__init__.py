@@ -1,0 +1,8 @@
+"""Sampling-based EM: hyperparameters of the full GGN from posterior samples, where no matrix fits into memory."""
+
+from lapwing.em.loop import tune_by_em
+from lapwing.em.sampled import Draws, sampled
+from lapwing.em.settings import EM, SGD
+from lapwing.em.step import EMStep
+
+__all__ = ["EM", "SGD", "Draws", "EMStep", "sampled", "tune_by_em"]

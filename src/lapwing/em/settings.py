@@ -1,0 +1,63 @@
+"""What a user may choose about sampling-based EM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lapwing.errors import InputError, InputTypeError
+from lapwing.linalg import CG
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradients with Nesterov's momentum, preconditioned by the posterior's own structure.
+
+    Each epoch is a pass over the data, one batch at a time. `lr` multiplies the preconditioned step; None takes the
+    largest that every batch bears. Over the epochs it falls to a thirtieth, and the last half of the iterates is
+    averaged.
+    """
+
+    epochs: int = 10
+    lr: float | None = None
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        _whole("SGD", "epochs", self.epochs, 1)
+        if self.lr is not None and not 0 < self.lr < float("inf"):
+            raise InputError(f"SGD: lr must be positive, got {self.lr}.")
+        if not 0 <= self.momentum < 1:
+            raise InputError(f"SGD: momentum must lie in [0, 1), got {self.momentum}.")
+
+
+@dataclass(frozen=True)
+class EM:
+    """Sampling-based EM: `n_samples` posterior samples, at most `max_steps` steps.
+
+    It stops when no log precision and no log noise has moved by more than `rtol`. `solver`, how the samples' equations
+    are solved: None solves them directly where a matrix of all weights or of all outputs fits, and elsewhere as
+    `lw.CG(rtol=1e-4, max_iterations=200)` does, by passes over the data; `lw.SGD(...)` takes one batch at a time.
+    `g_prior` makes each precision proportional to the curvature of its weight, δ_p = α_g H_pp.
+    """
+
+    n_samples: int = 16
+    max_steps: int = 30
+    rtol: float = 3e-3
+    solver: CG | SGD | None = None
+    g_prior: bool = False
+
+    def __post_init__(self) -> None:
+        _whole("EM", "n_samples", self.n_samples, 2)
+        _whole("EM", "max_steps", self.max_steps, 1)
+        if not 0 < self.rtol < 1:
+            raise InputError(f"EM: rtol must lie between 0 and 1, got {self.rtol}.")
+        if not isinstance(self.solver, CG | SGD | None):
+            raise InputTypeError(f"EM: solver must be lw.CG(...) or lw.SGD(...), got {self.solver!r}.")
+        if not isinstance(self.g_prior, bool):
+            raise InputTypeError(f"EM: g_prior must be True or False, got {self.g_prior!r}.")
+
+
+def _whole(owner: str, name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InputTypeError(f"{owner}: {name} must be a whole number, got {type(value).__name__} {value!r}.")
+    if value < least:
+        raise InputError(f"{owner}: {name} must be at least {least}, got {value}.")
