@@ -8,6 +8,7 @@ from time import monotonic
 import pytest
 
 import ranked
+from lapwing.bench import ranks as bench
 
 
 def assert_well(said: list[str]) -> None:
@@ -30,6 +31,13 @@ def test_every_structure_of_every_model(tmp_path: Path, name: str, world: int):
 @pytest.mark.slow
 def test_four_ranks_give_what_one_process_gives(tmp_path: Path):
     assert_well(ranked.run(ranked.several, 4, tmp_path, ranked.QUICK, timeout=900))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("structure", bench.STRUCTURES)
+def test_volume_is_that_of_the_model(structure: str):
+    _, received = bench.measured(structure, 2)
+    assert received == pytest.approx(bench.model(structure, 2), rel=0.02)
 
 
 def check_named(said: list[str], dead: int, seconds: float) -> None:

@@ -207,7 +207,7 @@ def summed_parts(sums: Sums, work: Work, keeper: Keeper = NOT_KEPT) -> Sequence[
         return parts
     sums.accumulators = second
     _pass(sums, sums.add_again, work.data, keeper, left, parts)
-    return over_ranks([accumulator.result() for accumulator in second])
+    return over_ranks([accumulator.result() for accumulator in second], before=parts)
 
 
 def _pass(

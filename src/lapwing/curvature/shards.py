@@ -23,16 +23,20 @@ from lapwing.operators import (
     KroneckerCurvature,
     KroneckerFactors,
     LowRankCurvature,
-    known_eigen,
 )
 
 Summed = DiagonalCurvature | DenseCurvature | KroneckerCurvature | EigenCurvature
 
 
-def over_ranks(parts: Sequence[Curvature]) -> list[Curvature]:
-    """The parts of all data; those of this process are given, none when it has no data."""
+def over_ranks(parts: Sequence[Curvature], before: Sequence[Curvature] = ()) -> list[Curvature]:
+    """The parts of all data; those of this process are given, none when it has no data.
+
+    Blocks that a second pass has taken over from the parts `before` it are those of all data already.
+    """
     if not ranks.many():
         return list(parts)
+    if before:
+        return _second_pass(parts, before)
     holders = [r for r, has in enumerate(ranks.gathered(bool(parts))) if has]
     if not holders:
         return []
@@ -51,10 +55,17 @@ def over_ranks(parts: Sequence[Curvature]) -> list[Curvature]:
     return joined
 
 
+def _second_pass(parts: Sequence[Curvature], before: Sequence[Curvature]) -> list[Curvature]:
+    old = {id(H) for H in leaves(before)}
+    new = iter(over_ranks([H for H in leaves(parts) if id(H) not in old]))
+    whole = iter([H if id(H) in old else next(new) for H in leaves(parts)])
+    return [_rebuilt(part, whole) for part in parts]
+
+
 def decompose_together(blocks: Sequence[Curvature]) -> None:
     """Eigenvectors of all Kronecker factors, each found by one rank and kept by all."""
     kron = [H.factors for H in blocks if isinstance(H, KroneckerCurvature)]
-    eigens = [eigen for factors in kron for eigen in (factors.eigen_A, factors.eigen_B)]
+    eigens = [eigen for factors in kron for eigen in (factors.eigen_A, factors.eigen_B) if not eigen.known]
     if not eigens or not ranks.many():
         return
     shapes = [torch.Size((len(e.matrix), e.matrix.shape[-1] + 1, e.matrix.shape[-1])) for e in eigens]
@@ -66,7 +77,7 @@ def decompose_together(blocks: Sequence[Curvature]) -> None:
     found = ranks.shared_work([float(q * d**3) for q, _, d in shapes], decomposed, shapes)
     for eigen, both in zip(eigens, found, strict=True):
         both = both.to(eigen.matrix.device)
-        known_eigen(eigen, both[:, 0], both[:, 1:])
+        eigen.know(both[:, 0], both[:, 1:])
 
 
 def leaves(parts: Sequence[Curvature]) -> Iterator[Curvature]:

@@ -19,7 +19,6 @@ from lapwing.operators.kronecker import (
     KroneckerFactors,
     RotatedPrecision,
     SplitDamping,
-    known_eigen,
 )
 from lapwing.operators.low_rank import LowRankCurvature, LowRankPrecision, RootKernels, stacked
 from lapwing.operators.matrix_free import MatrixFreeCurvature, MatrixFreePrecision, MatrixProducts
@@ -64,6 +63,5 @@ __all__ = [
     "SplitDamping",
     "SymmetricMatrix",
     "WrittenRows",
-    "known_eigen",
     "stacked",
 ]

@@ -67,10 +67,13 @@ class Eigen:
         rounding = values.shape[-1] * torch.finfo(values.dtype).eps * values.amax(-1, keepdim=True)
         return torch.where(values > rounding, values, 0.0), U
 
+    @property
+    def known(self) -> bool:
+        return "pair" in self.__dict__
 
-def known_eigen(eigen: Eigen, values: Float[Tensor, "q d"], U: Float[Tensor, "q d d"]) -> None:
-    """Spare an Eigen the decomposition: another process has found it."""
-    eigen.__dict__["pair"] = (values, U)
+    def know(self, values: Float[Tensor, "q d"], U: Float[Tensor, "q d d"]) -> None:
+        """Spare the decomposition: another process has found it."""
+        self.__dict__["pair"] = values, U
 
 
 @dataclass(frozen=True, eq=False)
