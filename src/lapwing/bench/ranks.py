@@ -43,7 +43,7 @@ def main() -> None:
 def measured(structure: str, world: int) -> tuple[float, int]:
     """The most CPU seconds that any rank took, and the bytes that rank 0 received."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_fit, (structure, world, folder), nprocs=world)  # type: ignore[no-untyped-call]
+        mp.spawn(_fit, (structure, world, folder), nprocs=world)
         said = [Path(folder, f"rank{r}").read_text().split() for r in range(world)]
     return max(float(seconds) for seconds, _ in said), int(said[0][1])
 
