@@ -226,6 +226,15 @@ def a_rank_may_have_no_data(structures: list[str]) -> None:
         check_equal(found, reference, X[:3], f"no data, {structure}", 1e-10)
 
 
+def two_of_three_ranks_have_data() -> None:
+    """Run on three ranks or more."""
+    for structure in STRUCTURES:
+        given = problem("classes")
+        n, world = len(given[1]), dist.get_world_size()
+        found = _fitted(*given, structure, shard(*given[1:3], [0, 9, *[n] * (world - 1)]))
+        check_equal(found, partial(_fitted, *given, structure, given[1:3]), given[1][:3], structure, 1e-12)
+
+
 def padding_is_counted_once() -> None:
     model, X, Y, likelihood = problem("classes")
     sampler = DistributedSampler(TensorDataset(X, Y), shuffle=True)

@@ -41,7 +41,10 @@ def over_ranks(parts: Sequence[Curvature], before: Sequence[Curvature] = ()) -> 
     if not holders:
         return []
     own = list(leaves(parts))
-    frame = parts if len(holders) == ranks.world() else ranks.broadcast(list(parts), holders[0])
+    frame = list(parts)
+    if len(holders) < ranks.world():  # those without data learn what it is that they have nothing of
+        others = ranks.broadcast(frame, holders[0])
+        frame = frame or others
     flat = [H if own else None for H in leaves(frame)]
     as_matrix = _too_many_rows([_n_rows(H) for H in flat], [H.p for H in leaves(frame)])
     shared = [_as_matrix(H) if dense else H for H, dense in zip(leaves(frame), as_matrix, strict=True)]
