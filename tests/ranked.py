@@ -262,6 +262,15 @@ def wrapped_models_take_the_buffers_of_rank_0() -> None:
     _assert_raises(lw.RankError, "'4.weight' on rank 1", lambda: lw.fit(wrapped, shard(X, Y), likelihood))
 
 
+def sharded_weights_are_refused() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model, X, Y, likelihood = problem("classes")
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    _assert_raises(lw.InputTypeError, "is a DTensor", lambda: lw.fit(model, shard(X, Y), likelihood))
+
+
 def an_error_on_one_rank_is_everyones() -> None:
     model, X, Y, likelihood = problem("classes")
     bad = X.clone()

@@ -34,6 +34,11 @@ def test_four_ranks_give_what_one_process_gives(tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_sharded_weights_are_refused(tmp_path: Path):
+    assert_well(ranked.run(ranked.sharded_weights_are_refused, 2, tmp_path))
+
+
+@pytest.mark.slow
 def test_ranks_with_and_without_data(tmp_path: Path):
     assert_well(ranked.run(ranked.two_of_three_ranks_have_data, 3, tmp_path))
 
