@@ -28,6 +28,7 @@ class TableName(str, Enum):
     immer2021_uci = "immer2021-uci"
     banana = "banana"
     step = "step"
+    sampled_laplace = "sampled-laplace"
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,13 @@ def reproduced(asked: Asked) -> tuple[Any, StudyPage, Path]:
 
 def _study_and_report(table: TableName) -> tuple[Any, Any]:
     """The function that runs a study, and the module that makes its page."""
-    from lapwing.bench.reproduce import antoran, banana, batchnorm, battery, immer, step, subnetwork
+    from lapwing.bench.reproduce import antoran, banana, batchnorm, battery, immer, sampled, step, subnetwork
     from lapwing.report import antoran as antoran_report
     from lapwing.report import banana as banana_report
     from lapwing.report import batchnorm as batchnorm_report
     from lapwing.report import battery as battery_report
     from lapwing.report import immer as immer_report
+    from lapwing.report import sampled as sampled_report
     from lapwing.report import step as step_report
     from lapwing.report import subnetwork as subnetwork_report
 
@@ -85,6 +87,7 @@ def _study_and_report(table: TableName) -> tuple[Any, Any]:
         TableName.immer2021_uci: (immer.run, immer_report),
         TableName.banana: (banana.run, banana_report),
         TableName.step: (step.run, step_report),
+        TableName.sampled_laplace: (sampled.run, sampled_report),
     }[table]
 
 
@@ -107,7 +110,7 @@ def _n_seeds(asked: Asked, usual: int) -> int:
     """Published splits are ten; figures are drawn once."""
     if asked.table is TableName.immer2021_uci:
         return 3 if asked.quick else 10
-    return 1 if asked.table in (TableName.banana, TableName.step) else usual
+    return 1 if asked.table in (TableName.banana, TableName.step, TableName.sampled_laplace) else usual
 
 
 def show_study(page: StudyPage, path: Path) -> None:

@@ -25,9 +25,9 @@ def cnn(side: int) -> nn.Module:
     )  # fmt: skip
 
 
-def resnet(side: int) -> nn.Module:
+def resnet(side: int, widths: tuple[int, int] = WIDTHS) -> nn.Module:
     """BatchNorm after every convolution."""
-    small, large = WIDTHS
+    small, large = widths
     stem = (_conv(1, small), nn.BatchNorm2d(small), nn.ReLU())
     blocks = (Block(small, small, 1), Block(small, large, 2), Block(large, large, 1))
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(large, N_CLASSES))

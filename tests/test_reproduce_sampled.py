@@ -1,0 +1,44 @@
+"""The study of samples of the full GGN: its joint score, and its page at toy size."""
+
+from __future__ import annotations
+
+import json
+from math import exp, log
+from pathlib import Path
+
+import pytest
+import torch
+
+from lapwing.bench.reproduce.effort import TOY
+from lapwing.bench.reproduce.folder import DataFolder
+from lapwing.bench.reproduce.image_networks import resnet
+from lapwing.bench.reproduce.parts import Parts, Split
+from lapwing.bench.reproduce.sampled import N_LABELS, SIZES, SampledJob, run
+from lapwing.bench.reproduce.store import Store
+from lapwing.bench.reproduce.study import Study
+from lapwing.report import sampled as report
+from lapwing.report.study import markdown, write_study
+
+
+def test_the_joint_score_is_that_of_functions(tmp_path: Path) -> None:
+    """One input: two equally likely functions, of which one knows all ten labels and the other is at chance."""
+    job = SampledJob(0, Study(DataFolder(None), Store(tmp_path), TOY, n_seeds=1))
+    split = Split(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
+    job.__dict__["parts"] = Parts(split, split, split, split.x, "none")
+    f = torch.tensor([[[50.0, 0.0]], [[0.0, 0.0]]], dtype=torch.float64)
+    assert abs(job._joint(f) + log((1 + exp(-N_LABELS * log(2))) / 2)) < 1e-12
+
+
+def test_the_network_has_as_many_parameters_as_we_say() -> None:
+    for name in ("full", "quick"):
+        assert sum(p.numel() for p in resnet(12, SIZES[name].widths).parameters()) == 109_858
+
+
+@pytest.mark.slow
+def test_the_page_can_be_made(tmp_path: Path) -> None:
+    record = run(Study(DataFolder(None), Store(tmp_path), TOY, n_seeds=1))
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+    text = write_study(report.page(record, "lapwing reproduce sampled-laplace"), tmp_path / "report.html").read_text()
+    assert text.count('role="img"') == 2
+    assert report.picture(record, tmp_path / "picture.png").stat().st_size > 5000
+    assert len(markdown(report.table(record)).splitlines()) == 2 + 5
