@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
@@ -47,11 +48,11 @@ def run(work: Callable[..., None], world: int, folder: Path, *args: Any, timeout
 def _main(work: Callable[..., None], rank: int, world: int, folder: str, args: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
-    error = ""
+    error, started = "", monotonic()
     try:
         work(*args)
     except BaseException as problem:
-        error = "".join(traceback.format_exception(problem))
+        error = "".join(traceback.format_exception(problem)) + f"after {monotonic() - started:.0f} s"
     Path(folder, f"rank{rank}").write_text(error)
     os._exit(0)  # what an orderly end of torch does after a dead rank is not ours to test
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from time import monotonic
 
 import pytest
 
@@ -50,25 +49,24 @@ def test_volume_is_that_of_the_model(structure: str):
     assert received == pytest.approx(bench.model(structure, 2), rel=0.02)
 
 
-def check_named(said: list[str], dead: int, seconds: float) -> None:
+def check_named(said: list[str], dead: int) -> None:
+    """Every survivor names the dead rank, within a minute of its own start."""
     assert said[dead] == "it said nothing"
-    for r, words in enumerate(said):
-        assert r == dead or ("RankError" in words and f"rank {dead} " in words), f"rank {r}: {words}"
-    assert seconds < 60
+    for words in said[:dead] + said[dead + 1 :]:
+        assert "RankError" in words and f"rank {dead} " in words, words
+        assert int(words.split()[-2]) < 60, words
 
 
 def test_a_dead_rank_is_named(tmp_path: Path):
-    started = monotonic()
-    said = ranked.run(ranked.dies_while_fitting, 2, tmp_path, 1, 1, 3.0)
-    check_named(said, 1, monotonic() - started)
+    check_named(ranked.run(ranked.dies_while_fitting, 2, tmp_path, 1, 1, 3.0), 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attempt", range(20))
 def test_a_dead_rank_is_named_every_time(tmp_path: Path, attempt: int):
-    started, world, dead = monotonic(), 2 + 2 * (attempt % 2), attempt % 2
+    world, dead = 2 + 2 * (attempt % 2), attempt % 2
     if attempt % 4 < 2:
         said = ranked.run(ranked.dies_while_fitting, world, tmp_path, dead, attempt % 3 % 2, 20.0)
     else:
         said = ranked.run(ranked.dies_before_fitting, world, tmp_path, dead)
-    check_named(said, dead, monotonic() - started)
+    check_named(said, dead)
