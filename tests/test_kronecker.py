@@ -664,8 +664,12 @@ class Distorted(ScaledRule):
     ],
     ids=["data", "last datum", "columns", "outputs", "two outputs"],
 )
-def test_every_mistake_is_noticed_in_a_large_layer_too(registered: None, change: Callable[[Tensor], Tensor]) -> None:
+def test_every_mistake_is_noticed_in_a_large_layer_too(
+    seed: int, registered: None, change: Callable[[Tensor], Tensor]
+) -> None:
     model = nn.Sequential(Scaled(300, 250), nn.Tanh(), nn.Linear(250, 3))  # more weights than are drawn at random
+    with torch.no_grad():
+        model[0].weight.mul_(0.05)  # or every tanh is flat, and a swap of two zero gradients is no mistake
     X, y = torch.randn(6, 300), torch.arange(6) % 3
     register_rule(ScaledRule())
     assert lw.fit(model, [(X, y)], "classification", structure="diag").linearised.rest.names == ()

@@ -311,7 +311,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """The module behind torch.compile and DistributedDataParallel."""
     while True:
         inner = getattr(model, "_orig_mod", model)
-        inner = inner.module if isinstance(inner, nn.parallel.DistributedDataParallel | nn.DataParallel) else inner
+        inner = inner.module if isinstance(inner, nn.parallel.DistributedDataParallel) else inner
         if inner is model:
             return model
         model = inner
