@@ -208,11 +208,11 @@ def test_the_gradient_is_that_of_the_refitted_evidence(kind: str, structure: str
     likelihood = lw.Gaussian(noise_std=0.3) if kind == "regression" else kind
     prior = lw.prior(model, [0.7, 1.4], groups="layer")
     posterior = lw.fit(model, (x, y), likelihood, prior=prior, structure=structure)
-    logs = prior.precisions.log()
+    logs, tuned = prior.precisions.log(), lw.tune(posterior, (x, y))
 
     def refitted(log_precisions: Tensor) -> lw.Posterior:
         moved = posterior.with_prior(prior.with_precisions(log_precisions.exp()))
-        expansion = replace(lw.tune(posterior, (x, y)).expansion, theta=modes(moved, x, y), follows=False)
+        expansion = replace(tuned.expansion, theta=modes(moved, x, y), follows=False)
         source = lambda: observed(moved.source, moved.likelihood, moved.sites, progress=False)  # noqa: E731
         data = design(moved.linearised, source, n=len(x), most_floats=1 << 30)
         return replace(moved, expansion=replace(expansion, statistics=find_mode(moved, data, PRECISE).statistics))
