@@ -345,7 +345,7 @@ def test_work_goes_on_after_a_failure() -> None:
 def test_grad_modes_do_not_matter(model: nn.Module, mode: Callable[[], Any]) -> None:
     def answers() -> list[Tensor]:
         posterior = lw.fit(model, (X * 1.0, REAL * 1.0), lw.Gaussian(0.5), structure="block")
-        tuned = lw.tune(posterior, groups="layer")
+        tuned = lw.tune(lw.fit(model, (X * 1.0, REAL * 1.0), lw.Gaussian(0.5), structure="full"), groups="layer")
         return [posterior.outputs(X * 1.0).cov, posterior.log_evidence(), tuned.predict(X * 1.0).variance]
 
     expected = answers()
