@@ -14,7 +14,7 @@ import torch
 
 from lapwing._types import Float, Int, Tensor
 from lapwing.errors import InputError, InputTypeError, ShapeError
-from lapwing.operators import GroupedDiagonal
+from lapwing.operators import GroupedDiagonal, one_group
 from lapwing.params import ParamLayout
 
 
@@ -99,7 +99,7 @@ class GaussianPrior:
 
 def isotropic(layout: ParamLayout, precision: Any = 1.0, mean: Any = 0.0) -> GaussianPrior:
     """One precision for all parameters."""
-    return _grouped(layout, ("all",), torch.zeros(layout.p, dtype=torch.long), precision, mean)
+    return _grouped(layout, ("all",), one_group(layout.p), precision, mean)
 
 
 def layerwise(layout: ParamLayout, precision: Any = 1.0, mean: Any = 0.0) -> GaussianPrior:

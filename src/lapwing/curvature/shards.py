@@ -71,7 +71,7 @@ def decompose_together(blocks: Sequence[Curvature]) -> None:
     eigens = [eigen for factors in kron for eigen in (factors.eigen_A, factors.eigen_B) if not eigen.known]
     if not eigens or not ranks.many():
         return
-    shapes = [torch.Size((len(e.matrix), e.matrix.shape[-1] + 1, e.matrix.shape[-1])) for e in eigens]
+    shapes = [torch.Size((len(e.total), e.total.shape[-1] + 1, e.total.shape[-1])) for e in eigens]
 
     def decomposed(i: int) -> Tensor:
         values, U = eigens[i].pair
@@ -79,7 +79,7 @@ def decompose_together(blocks: Sequence[Curvature]) -> None:
 
     found = ranks.shared_work([float(q * d**3) for q, _, d in shapes], decomposed, shapes)
     for eigen, both in zip(eigens, found, strict=True):
-        both = both.to(eigen.matrix.device)
+        both = both.to(eigen.total.device)
         eigen.know(both[:, 0], both[:, 1:])
 
 

@@ -9,7 +9,7 @@ from lapwing.operators.coordinates import Coordinates
 from lapwing.operators.dense import DenseCurvature, DensePrecision, SymmetricMatrix
 from lapwing.operators.dense_rows import DenseRows
 from lapwing.operators.diagonal import DiagonalCurvature, DiagonalPrecision
-from lapwing.operators.grouped_diagonal import GroupedDiagonal
+from lapwing.operators.grouped_diagonal import GroupedDiagonal, one_group
 from lapwing.operators.kronecker import (
     Basis,
     Damping,
@@ -63,5 +63,6 @@ __all__ = [
     "SplitDamping",
     "SymmetricMatrix",
     "WrittenRows",
+    "one_group",
     "stacked",
 ]

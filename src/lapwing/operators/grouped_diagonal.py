@@ -21,7 +21,7 @@ class GroupedDiagonal:
     def identity(cls, p: int, device: torch.device) -> GroupedDiagonal:
         """I, as one group."""
         one = torch.ones(1, dtype=torch.float64, device=device)
-        return cls(one, torch.zeros(p, dtype=torch.long, device=device))
+        return cls(one, one_group(p).to(device))
 
     @property
     def p(self) -> int:
@@ -67,3 +67,8 @@ class GroupedDiagonal:
         """The one value this diagonal has on a block, or None when it has several."""
         first = self.index[block.start]
         return self.values[first] if bool((self.index[block] == first).all()) else None
+
+
+def one_group(p: int) -> Int[Tensor, " p"]:
+    """The index of p parameters that are all in the first group; it takes the room of one number."""
+    return torch.zeros(1, dtype=torch.long).expand(p)

@@ -56,13 +56,14 @@ class Basis:
 
 @dataclass(frozen=True, eq=False)
 class Eigen:
-    """The eigenvalues and eigenvectors of a positive semidefinite matrix, found when first asked for."""
+    """The eigenvalues and eigenvectors of a positive semidefinite mean, found when first asked for."""
 
-    matrix: Float[Tensor, "q d d"]
+    total: Float[Tensor, "q d d"]
+    count: float = 1.0  # the matrix is total / count, and not kept
 
     @cached_property
     def pair(self) -> tuple[Float[Tensor, "q d"], Float[Tensor, "q d d"]]:
-        values, U = torch.linalg.eigh(self.matrix)
+        values, U = torch.linalg.eigh(self.total / self.count)
         # Eigenvalues within rounding of zero are zero: a rank-deficient factor must not outweigh a weak prior.
         rounding = values.shape[-1] * torch.finfo(values.dtype).eps * values.amax(-1, keepdim=True)
         return torch.where(values > rounding, values, 0.0), U
@@ -91,7 +92,7 @@ class KroneckerFactors:
 
     @cached_property
     def eigen_A(self) -> Eigen:
-        return Eigen(self.A) if self.shared is None else self.shared
+        return Eigen(self.A_sum, self.count) if self.shared is None else self.shared
 
     @cached_property
     def eigen_B(self) -> Eigen:
