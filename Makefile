@@ -17,7 +17,7 @@ WORKERS ?= 2
 PYTEST  := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test test-fast test-slow test-browser test-transformers lint typecheck format docs bench bench-peers clean
+.PHONY: help setup setup-demo demo test test-fast test-slow test-browser test-transformers mutants lint typecheck format docs bench bench-peers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ test-slow: $(DEV) ## slow and statistical tests
 
 test-browser: $(DEV) ## open the report in headless Chromium (needs chromium)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests
+
+mutants: $(DEV) ## plant mistakes in the numerical core, and see which test finds each (hours; resumable)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m tests.mutants
 
 test-transformers: $(DEV) ## Hugging Face architectures (installs the extra hf first)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,hf]'
@@ -65,7 +68,7 @@ bench-peers: $(PEERS)/.installed ## the same for other libraries, in an environm
 	OMP_NUM_THREADS=1 $(PEERS)/bin/python bench_peers/run.py
 
 clean: ## remove what the other targets made, except .venv
-	rm -rf site dist lapwing-report bench-results .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf site dist lapwing-report bench-results mutants-results .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
 	find src tests docs examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
