@@ -28,6 +28,11 @@ class Jacobian(Rows):
     p: int
     device: torch.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        found = {b.dtype if isinstance(b, FactorBlock | OutputBlock) else torch.float64 for b in self.blocks}
+        return found.pop() if len(found) == 1 else torch.float64
+
     def dense(self) -> Float[Tensor, "n c p"]:
         J = torch.zeros(self.n, self.c, self.p, dtype=torch.float64, device=self.device)
         for block in self.blocks:

@@ -31,6 +31,11 @@ class Rows(ABC):
     p: int
     device: torch.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What sums of products with the rows are computed in, where it is one."""
+        return torch.float64
+
     @abstractmethod
     def dense(self) -> Float[Tensor, "n c p"]: ...
 

@@ -7,7 +7,7 @@ diagonal, so every verb is a rotation and an elementwise operation, and a new pr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -299,7 +299,7 @@ class RotatedPrecision(Precision):
     def rough_solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
         U_B, U_A = self.basis.at(torch.float32)
         W = U_B.mT @ self.arrangement.matrices(v.float()) @ U_A
-        W = U_B @ (W * self._inverse.float().reshape(self.E.shape)) @ U_A.mT
+        W = U_B @ (W * self._single_inverse.reshape(self.E.shape)) @ U_A.mT
         return self.arrangement.flat(W, self.p).to(v.dtype)
 
     def half_solve(self, eps: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
@@ -307,10 +307,10 @@ class RotatedPrecision(Precision):
         return self.arrangement.flat(self.basis.back(W), self.p)
 
     def inv_quad(self, J: Rows) -> Float[Tensor, "n c c"]:
-        return torch.cat([some.rotated(self.basis).quad(self._inverse) for some in J.pieces()])
+        return torch.cat([rows.quad(self._inverse_for(rows)) for rows in self._rotated(J)])
 
     def inv_quad_diagonal(self, J: Rows) -> Float[Tensor, "n c"]:
-        return torch.cat([some.rotated(self.basis).quad_diagonal(self._inverse) for some in J.pieces()])
+        return torch.cat([rows.quad_diagonal(self._inverse_for(rows)) for rows in self._rotated(J)])
 
     def inv_gram(self, J: Rows) -> Float[Tensor, "nc nc"]:
         rotated = J.rotated(self.basis)
@@ -326,9 +326,19 @@ class RotatedPrecision(Precision):
     def to_dense(self) -> Float[Tensor, "p p"]:
         return self.mv(torch.eye(self.p, dtype=torch.float64, device=self.E.device))
 
+    def _rotated(self, J: Rows) -> Iterator[Rows]:
+        return (some.rotated(self.basis) for some in J.pieces())
+
+    def _inverse_for(self, rows: Rows) -> Float[Tensor, " p"]:
+        return self._single_inverse if rows.dtype == torch.float32 else self._inverse
+
     @cached_property
     def _inverse(self) -> Float[Tensor, " p"]:
         return (1 / self.E).flatten()
+
+    @cached_property
+    def _single_inverse(self) -> Float[Tensor, " p"]:
+        return (1 / self.E).flatten().float()
 
     def _through(self, v: Tensor, E: Tensor) -> Tensor:
         W = self.basis.rotate(self.arrangement.matrices(v))
