@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import lapwing as lw
+from lapwing.operators import DensePrecision, GroupedDiagonal
 from lapwing.predictive.counts import log_mean_poisson
 
 PRECISIONS = (1e-8, 1.0, 1e8)
@@ -74,6 +75,22 @@ def test_full_is_right_or_says_that_it_cannot_be(n: int, last: float) -> None:
         assert got[0] == pytest.approx(variance, rel=0.05)
         assert got[1] == pytest.approx(logdet, rel=1e-2, abs=0.05)
     assert refused <= 2  # of six
+
+
+@pytest.mark.parametrize("strong", [1e8, 1e16, 1e22])
+def test_a_group_that_is_switched_off_takes_no_digits_from_the_others(strong: float) -> None:
+    """The evidence drives precisions of groups without use up to 1e12 times their curvature."""
+    posterior = lw.fit(network(2, 1.0), (inputs(40), torch.arange(40) % 2), "classification", structure="full")
+    index = torch.arange(posterior.layout.p) // 16  # the first layer, the second
+    P0 = GroupedDiagonal(torch.tensor([0.5, strong], dtype=torch.float64), index)
+    precision = posterior.curvature.plus(P0)
+    half = P0.diagonal.rsqrt()
+    H = posterior.curvature.to_dense()
+    scaled = half[:, None] * H * half + torch.eye(len(half), dtype=H.dtype)  # well-conditioned
+    assert isinstance(precision, DensePrecision)
+    covariance = precision.solve((1 / half).diag()) / half
+    torch.testing.assert_close(covariance, torch.linalg.inv(scaled), rtol=1e-10, atol=1e-12)
+    assert float(precision.logdet()) == pytest.approx(float(torch.logdet(scaled) + P0.logdet()), rel=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

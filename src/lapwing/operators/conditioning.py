@@ -12,9 +12,27 @@ _MARGIN = 20  # eigenvalues below 20 · eps · largest have lost all but their f
 _STEPS = 4
 
 
+def require_factored(P: Float[Tensor, "p p"], L: Float[Tensor, "p p"], P0: GroupedDiagonal) -> None:
+    """P = L Lᵀ must be resolved as it is, or with its diagonal scaled to one.
+
+    Cholesky's error is that of the scaled matrix: a group whose prior is so strong that nothing of it is left takes no
+    digits from the others, however large its precision.
+    """
+    smallest, largest = smallest_eigenvalue(L), float(torch.linalg.matrix_norm(P))
+    if _resolved(smallest, largest):
+        return
+    half = P.diagonal().rsqrt()[:, None]
+    if not _resolved(smallest_eigenvalue(half * L), float(torch.linalg.matrix_norm(half * P * half.T))):
+        require_resolved(smallest, largest, len(P), P0)
+
+
+def _resolved(smallest: float, largest: float) -> bool:
+    return smallest > _MARGIN * torch.finfo(torch.float64).eps * largest
+
+
 def require_resolved(smallest: float, largest: float, p: int, P0: GroupedDiagonal) -> None:
     """The smallest eigenvalue must stand above the rounding error that the largest brings along."""
-    if smallest > _MARGIN * torch.finfo(torch.float64).eps * largest:
+    if _resolved(smallest, largest):
         return
     low, high = float(P0.values.detach().min()), float(P0.values.detach().max())
     condition = f"{largest / smallest:.2g}" if smallest > 0 else "infinite"

@@ -10,7 +10,7 @@ import torch
 
 from lapwing._types import Float, Scalar, Tensor
 from lapwing.operators.base import Curvature, Precision, Rows
-from lapwing.operators.conditioning import require_resolved, require_semidefinite, smallest_eigenvalue
+from lapwing.operators.conditioning import require_factored, require_resolved, require_semidefinite
 from lapwing.operators.coordinates import Coordinates
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
 
@@ -101,8 +101,7 @@ class DensePrecision(Precision):
             values = torch.linalg.eigvalsh(P.detach())
             # The factorisation failed, so zero is within rounding of the smallest, whatever its sign.
             require_resolved(min(float(values[0]), 0.0), float(values[-1]), self.p, self.P0)
-        largest = float(torch.linalg.matrix_norm(P.detach()))
-        require_resolved(smallest_eigenvalue(L.detach()), largest, self.p, self.P0)
+        require_factored(P.detach(), L.detach(), self.P0)
         return L
 
     def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
