@@ -408,6 +408,19 @@ def test_validation_of_labels_scores_what_a_user_would_measure():
             assert sigmoid_nll(m / T, v / T**2, case.validation[1][:, 0]) > -best - 1e-3
 
 
+def test_held_out_data_keep_the_relative_precisions_that_the_evidence_found():
+    """Groups that were found in the network start anew for the evidence, not for held-out data."""
+    case = HeldOut.of("bernoulli")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 1)).double()
+    posterior = lw.fit(model, case.train, "binary", structure="full")
+    alone = lw.tune(posterior)
+    assert any(alone.prior.reasons) and len(alone.prior.precisions) > 1
+    after, at_once = validated(alone, case), lw.tune(posterior, validation=case.validation)
+    assert torch.equal(after.prior.precisions, at_once.prior.precisions)
+    assert after.history[-1].score == at_once.history[-1].score
+
+
 def test_validation_is_never_worse_than_the_network_or_its_best_temperature():
     case = HeldOut.of("bernoulli")
     tuned = validated(lw.fit(case.model, case.train, "binary", prior=1.0, structure="full"), case)

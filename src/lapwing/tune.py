@@ -78,7 +78,7 @@ def tune(
     if method is None and held_out is None:
         raise InputError('tune(by="validation") needs held-out data: validation=(X, Y) or a loader.')
     with random_state_kept():
-        posterior = _grouped(posterior, groups, data)
+        posterior = _grouped(posterior, groups, data, by_evidence=method is not None)
     if isinstance(method, em.EM):
         choice.check_em(posterior, method, checkpoint)
         posterior = choice.sampled(posterior, method, data, noise, _for_samples(generator), progress)
@@ -250,11 +250,14 @@ def _recurved(posterior: Posterior, source: Any) -> Posterior:
     return refinement.curved_at(posterior, source, posterior.linear_mode() - posterior.linearised.theta)
 
 
-def _grouped(posterior: Posterior, groups: str | None, data: Any) -> Posterior:
-    """The prior in the groups asked for. Without a wish, one precision becomes one per normalised group."""
+def _grouped(posterior: Posterior, groups: str | None, data: Any, *, by_evidence: bool) -> Posterior:
+    """The prior in the groups asked for. Without a wish, one precision becomes one per normalised group.
+
+    Held-out data alone decide the common scale, and keep the relative precisions there are.
+    """
     prior = posterior.prior
     if groups is None and not prior.P0.isotropic:
-        return _started(posterior) if prior.reasons else posterior
+        return _started(posterior) if by_evidence and prior.reasons else posterior
     if groups is not None and groups != "normalised":
         make = registry.choose("groups", groups, {**registry.GROUPS, "normalised": priors.isotropic})
         return posterior.with_prior(priors.regrouped(prior, make(prior.layout, 1.0, 0.0).on(prior.index.device)))
