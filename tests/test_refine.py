@@ -406,6 +406,20 @@ def test_the_published_steps(covariance: Covariance, rho: float):
     assert refined.refinement.n_steps == 30 and not refined.refinement.converged
 
 
+@pytest.mark.parametrize("by", ["vi", "vi_diag"])
+def test_steps_can_be_counted(by: str):
+    posterior, *_ = fitted("classification")
+    whole = lw.refine(posterior, by=by).refinement
+    reports = [lw.refine(posterior, by=by, max_steps=n).refinement for n in (1, 3, 1000)]
+    assert whole is not None and all(report is not None for report in reports)
+    assert [report.n_steps for report in reports] == [1, 3, whole.n_steps]
+    assert [report.converged for report in reports] == [False, False, True]
+    for report in reports:
+        assert report.path == whole.path[: 1 + report.n_steps]  # the same steps
+    published = lw.refine(posterior, by=by, preset="immer2021", max_steps=7).refinement
+    assert published is not None and published.n_steps == 7
+
+
 def five_classes(**options: object) -> lw.Posterior:
     model, x, _ = problem("classification")
     torch.manual_seed(0)

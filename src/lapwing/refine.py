@@ -16,7 +16,7 @@ from lapwing.linear_model import in_fixed_order
 from lapwing.observations import observed
 from lapwing.planning import parse_memory
 from lapwing.posterior import Posterior
-from lapwing.sampling import seeded
+from lapwing.sampling import counted, seeded
 from lapwing.sandbox import plain_tensors, random_state_kept
 
 _MOST_STORED = 1 << 28  # entries of a Jacobian of all the data: 2 GiB
@@ -29,6 +29,7 @@ def refine(
     *,
     by: str = "laplace",
     preset: str | None = None,
+    max_steps: int | None = None,
     memory: str | float | None = None,
     progress: bool | None = None,
     generator: torch.Generator | None = None,
@@ -43,8 +44,9 @@ def refine(
     Predictions are then around f + J (μ − θ̃). `posterior.refinement` tells the path, whether it converged and what it
     cost. `data`: the training data, those of `fit` unless given. `memory`: what the Jacobian of all data may take,
     2 GiB unless given; where it does not fit, "laplace" visits the network again in every step, and the others refuse.
-    `preset="immer2021"`: the settings of Immer, Korzepa and Bauer (2021), which stop before convergence. `generator`:
-    for their draws of weights, and for expectations over more outputs than quadrature can take.
+    `preset="immer2021"`: the settings of Immer, Korzepa and Bauer (2021), which stop before convergence. `max_steps`:
+    of "vi" and "vi_diag", at most; the first dozen gain most. `generator`: for draws of weights, and for expectations
+    over more outputs than quadrature can take.
 
     Refine last: a refined posterior is of one prior and one likelihood. A temperature, link or mean that held-out data
     chose for another mean is dropped.
@@ -53,7 +55,7 @@ def refine(
         raise InputTypeError(f"refine: expected a Posterior from lw.fit or lw.tune, got {type(posterior).__name__}.")
     settings = _CONVERGED if preset is None else registry.choose("preset", preset, {"immer2021": _IMMER2021})
     ways = {"laplace": settings.laplace, "vi": settings.vi, "vi_diag": settings.vi_diag}
-    way = registry.choose("by", by, ways)
+    way = _stopped(registry.choose("by", by, ways), max_steps)
     most = _MOST_STORED if memory is None else max(1, parse_memory(memory) // 8)
     draws = seeded(generator)
     _check(posterior)
@@ -90,6 +92,19 @@ _IMMER2021 = _Settings(
     refinement.Variational("vi", refinement.FullCovariance(), refinement.SampledSteps(rho=1e-2, n_steps=250)),
     refinement.Variational("vi_diag", refinement.DiagonalCovariance(), refinement.SampledSteps(rho=1e-3, n_steps=250)),
 )
+
+
+def _stopped(
+    way: refinement.Adam | refinement.Variational | None, max_steps: int | None
+) -> refinement.Adam | refinement.Variational | None:
+    if max_steps is None:
+        return way
+    if not isinstance(way, refinement.Variational):
+        raise InputError(
+            f'refine(max_steps={max_steps!r}) goes with by="vi" and by="vi_diag"; by="laplace" ends at the mode, and '
+            "takes the few steps it needs."
+        )
+    return way.at_most(counted("max_steps", max_steps, "step"))
 
 
 def _check_alone() -> None:

@@ -63,10 +63,10 @@ def seeded(generator: torch.Generator | None) -> torch.Generator:
     return generator
 
 
-def counted(argument: str, n: Any) -> int:
-    """A number of draws: whole, one at least."""
+def counted(argument: str, n: Any, what: str = "draw") -> int:
+    """A number of draws, or of something else: whole, one at least."""
     if isinstance(n, bool) or not isinstance(n, Integral):
-        raise InputTypeError(f"{argument}: expected a whole number of draws, got {type(n).__name__} {n!r}.")
+        raise InputTypeError(f"{argument}: expected a whole number of {what}s, got {type(n).__name__} {n!r}.")
     if n < 1:
-        raise InputError(f"{argument}: expected at least 1 draw, got {n}.")
+        raise InputError(f"{argument}: expected at least 1 {what}, got {n}.")
     return int(n)

@@ -24,7 +24,7 @@ from lapwing.operators import (
     LowRankCurvature,
     Precision,
 )
-from lapwing.refinement.model import LinearModel, as_rows
+from lapwing.refinement.model import IN_CACHE, LinearModel, as_rows
 
 _MOST_SOLVED = 8_000  # weights or outputs, whichever are fewer, of systems that are solved by factorisation
 _MOST_PRODUCTS, _SOLVED_TO = 200, 1e-6
@@ -180,8 +180,8 @@ class DiagonalCovariance(Covariance):
 
     def precision(self, model: LinearModel, curvature: Float[Tensor, "m c c"]) -> DiagonalPrecision:
         S, entries = root_of(model, curvature), torch.zeros(model.p, dtype=torch.float64, device=model.J.device)
-        for some in model.pieces():
-            entries += (model.turned(S, some) ** 2).sum(0)
+        for some in model.pieces(IN_CACHE):
+            entries += model.turned(S, some).square_().sum(0)
         return DiagonalCurvature(entries).plus(model.prior.P0)
 
     def factor(self, model: LinearModel, curvature: Float[Tensor, "m c c"]) -> Factor:

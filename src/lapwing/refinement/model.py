@@ -21,6 +21,7 @@ from lapwing.priors import GaussianPrior
 from lapwing.products import Source
 
 _PIECE_FLOATS = 1 << 23  # of rows that are contracted at a time
+IN_CACHE = 1 << 17  # the same, for work on each entry: what was just written is read again
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,10 +95,10 @@ class LinearModel:
 
     # --- rows ---------------------------------------------------------------------------------------
 
-    def pieces(self) -> Iterator[slice]:
-        """Some terms at a time."""
+    def pieces(self, floats: int = _PIECE_FLOATS) -> Iterator[slice]:
+        """Some terms at a time, of so many numbers."""
         m, c = self.f.shape
-        step = max(1, _PIECE_FLOATS // (c * self.p))
+        step = max(1, floats // (c * self.p))
         return (slice(start, min(start + step, m)) for start in range(0, m, step))
 
     def turned(self, S: Float[Tensor, "m c k"], some: slice) -> Float[Tensor, "mk p"]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,6 +16,9 @@ class SampledSteps:
 
     rho: float
     n_steps: int
+
+    def at_most(self, n: int) -> SampledSteps:
+        return replace(self, n_steps=min(n, self.n_steps))
 
 
 def take_steps(family: Family, start: Belief, steps: SampledSteps, *, generator: torch.Generator) -> Climbed:

@@ -10,7 +10,7 @@ new precision. Khan et al. (2018), "Fast and scalable Bayesian deep learning by 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -75,6 +75,9 @@ class Ascent:
     most_steps: int = 500
     gradient: float = 1e-8  # largest entry, absolute
     curvature: float = 1e-8  # largest change of Λ̃, relative
+
+    def at_most(self, n: int) -> Ascent:
+        return replace(self, most_steps=n)
 
 
 @dataclass(frozen=True, eq=False)

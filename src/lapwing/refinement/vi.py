@@ -33,6 +33,10 @@ class Variational:
     covariance: Covariance
     steps: Ascent | SampledSteps
 
+    def at_most(self, n: int) -> Variational:
+        """The same, stopped after n steps where it has not converged before."""
+        return replace(self, steps=self.steps.at_most(n))
+
 
 def refine_variational(
     posterior: Posterior, source: Passes, most_floats: int, way: Variational, *, generator: torch.Generator
