@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import lapwing as lw
+from lapwing.posterior.findings import dimension_by_layer
 
 G = torch.Generator().manual_seed(1)
 X = torch.linspace(-2, 2, 60, dtype=torch.float64)[:, None]
@@ -114,7 +115,7 @@ def test_weight_decay_is_read_off_the_weights():
 
 
 def layers(posterior: lw.Posterior) -> Tensor:
-    return torch.tensor([gamma for gamma, _ in posterior._dimension_by_layer().values()], dtype=torch.float64)
+    return torch.tensor([gamma for gamma, _ in dimension_by_layer(posterior).values()], dtype=torch.float64)
 
 
 def test_effective_dimensions_by_layer_add_up():

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from lapwing import evidence, predictive, ranks, registry
 from lapwing._types import Float, Scalar, Tensor
-from lapwing.curvature import GP, Ekfac, Estimate, Fisher, FitStatistics, Kron, Sampled, Structure, estimate
+from lapwing.curvature import GP, Ekfac, Estimate, Fisher, FitStatistics, Sampled, Structure, estimate
 from lapwing.data import Batches, ModelInput, as_batches, as_input
-from lapwing.diagnosis import NOISE_BOUNDS, PRECISION_BOUNDS, Diagnosis, Finding
+from lapwing.diagnosis import NOISE_BOUNDS, PRECISION_BOUNDS, Diagnosis
 from lapwing.errors import InputTypeError, NumericalError, StructureError
 from lapwing.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Sites
 from lapwing.linear_model import Expansion, Refinement, in_fixed_order
 from lapwing.linearise import Linearised
-from lapwing.observations import encode_batch, observed
+from lapwing.observations import observed
 from lapwing.operators import (
-    BlockDiagonalCurvature,
     Curvature,
-    DenseCurvature,
-    DiagonalCurvature,
-    LowRankCurvature,
     Precision,
     SeparatePrecision,
 )
 from lapwing.params import ParamLayout
+from lapwing.posterior.findings import findings
+from lapwing.posterior.views import FunctionDraws, JointOutputs, Outputs
 from lapwing.predictive import Frame, Prediction, WeightGaussian
 from lapwing.predictive.link_rules import DEFAULT, Link
 from lapwing.priors import GaussianPrior
@@ -36,7 +34,6 @@ from lapwing.sampling import WeightDraws, copy_deviations, counted, seeded, weig
 from lapwing.sandbox import plain_tensors, random_state_kept
 
 _MAX_COVARIANCE = 5_000
-_MOST_CHECKED = 64  # training data whose prediction diagnose() checks
 
 
 def passes_over(
@@ -46,53 +43,6 @@ def passes_over(
     if structure.by_products:
         return partial(observed, in_fixed_order(data), likelihood, sites, progress=False)
     return partial(observed, data, likelihood, sites, progress=progress)
-
-
-class JointOutputs(NamedTuple):
-    """A Gaussian across inputs and outputs, flattened datum by datum."""
-
-    mean: Float[Tensor, " nk"]
-    cov: Float[Tensor, "nk nk"]
-
-
-@dataclass(frozen=True, eq=False)
-class Outputs:
-    """The Gaussian over the network's outputs at some inputs; `var` and `cov` are computed when asked for."""
-
-    posterior: Posterior
-    x: ModelInput
-
-    @cached_property
-    @plain_tensors()
-    def mean(self) -> Tensor:
-        return self.posterior._shaped(predictive.mean_outputs(self.posterior.weights, self.x))
-
-    @cached_property
-    @plain_tensors()
-    def var(self) -> Tensor:
-        return self.posterior._shaped(predictive.pushforward_marginal(self.posterior.weights, self.x))
-
-    @cached_property
-    @plain_tensors()
-    def cov(self) -> Float[Tensor, "n k k"]:
-        return predictive.pushforward(self.posterior.weights, self.x)[1].to(self.posterior.dtype)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter((self.mean, self.cov, self.var))
-
-
-@dataclass(frozen=True, eq=False)
-class FunctionDraws:
-    """Draws of the linearised function: the same functions at every call and every input."""
-
-    posterior: Posterior
-    deviations: Float[Tensor, "s ..."]  # (s, P), or (s, C, P) where every output has weights of its own
-
-    @plain_tensors()
-    def __call__(self, x: Any) -> Tensor:
-        """(n_draws, B, …) outputs."""
-        draws = predictive.linear_draws(self.posterior.weights, as_input(x), self.deviations)
-        return torch.stack([self.posterior._shaped(f) for f in draws])
 
 
 @dataclass(frozen=True, eq=False)
@@ -484,83 +434,7 @@ class Posterior:
     @plain_tensors()
     def diagnose(self) -> Diagnosis:
         """What may be wrong, each with a word of advice."""
-        return Diagnosis(tuple(self._findings()))
-
-    def _findings(self) -> Iterator[Finding]:
-        without_curvature = int((self.curvature.diagonal() == 0).sum())
-        yield from Finding.of_selection(self.layout.selected_by, without_curvature, self.layout.p)
-        if not self.layout.p:  # a subnetwork of no weights: nothing is left to say
-            return
-        from_data = self.data_gradient()
-        pull = self.prior.P0.diagonal * (self.linearised.theta - self.prior.mean)
-        yield Finding.of_gradient(float((from_data - pull).norm()), float(from_data.norm()), float(pull.norm()))
-        if not self.prior.mean.ndim and not bool(self.prior.mean):
-            theta, delta = self.linearised.theta, self.prior.P0.diagonal.detach()
-            norm = float(theta @ theta) or 1.0
-            yield Finding.of_weight_decay(float(theta @ from_data) / norm, float((delta * theta**2).sum()) / norm)
-        if self.refinement is not None:
-            yield Finding.of_refinement(self.refinement)
-        yield from self._mode_findings()
-        yield Finding.of_effective_dimension(self._dimension_by_layer())
-        seen = None if self.source is None or not self.history else self.source.first_here()
-        if seen is not None:
-            yield Finding.of_training_check(*self._training_check(*seen))
-        yield from Finding.of_found_groups(self.prior.group_names, self.prior.reasons)
-        low, high = float(self.prior.precisions.min()), float(self.prior.precisions.max())
-        yield Finding.of_condition((float(self.curvature.norm()) + high) / low)
-        yield from Finding.of_groups(self.prior.group_names, self.prior.precisions.detach(), *self.precision_bounds())
-        gradients_vanish = [n for n in self.layout.names if not bool(self.curvature.diagonal()[self.layout[n]].any())]
-        yield from Finding.of_unused(gradients_vanish)
-        yield Finding.of_structure(self.structure.described, self.why)
-        yield from Finding.of_loose(self._loose())
-        yield Finding.of_rows(tuple(self.linearised.ruled), self.linearised.rest.names, self.linearised.vectorised)
-
-    def _training_check(self, x: ModelInput, y: Any) -> tuple[float, float, int]:
-        """NLL per likelihood term of data that were seen: by the predictive, by the network alone, and of how many."""
-        with random_state_kept():
-            x, encoded = encode_batch(x, y, self.likelihood, self.sites)
-            n = min(x.n, _MOST_CHECKED)
-            some, targets = x.rows(slice(0, n)), tuple(v[:n] for v in y) if isinstance(y, tuple) else y[:n]
-            f = self.sites.split(self.linearised.outputs(some).double())
-            network = self._at_network_noise().log_prob(f, encoded[:n])
-            return -float(self.predict(some).log_prob(targets).mean()), -float(network.mean()), n
-
-    def _at_network_noise(self) -> Likelihood:
-        """The likelihood of the network alone: a Gaussian's noise is then that of the network's own residuals."""
-        if not isinstance(self.likelihood, Gaussian) or not self.likelihood.estimated:
-            return self.likelihood
-        return self.likelihood.estimate(self.estimate.statistics.likelihood)
-
-    def _mode_findings(self) -> Iterator[Finding]:
-        if self.expansion is None:
-            return
-        search, theta = self.expansion.search, self.linearised.theta
-        distance = float((self.linear_mode() - theta).detach().norm())
-        relative = None if search is None else search.relative_gradient
-        yield Finding.of_linear_mode(distance, float(theta.norm()), relative, search is None or search.converged)
-
-    def _dimension_by_layer(self) -> dict[str, tuple[float, int]]:
-        """γ and the number of parameters of each module: Σ (1 − δ_i (P⁻¹)_ii)."""
-        if not self.precision.of_weights:
-            return self._dimension_by_group()
-        each = 1 - self.prior.P0.diagonal.detach() * self.precision.inv_diagonal().detach()
-        return {
-            path or "(model)": (float(each[s].sum()), s.stop - s.start) for path, s in self.layout.module_slices.items()
-        }
-
-    def _dimension_by_group(self) -> dict[str, tuple[float, int]]:
-        gamma, sizes = self.effective_dimension().detach().tolist(), self.prior.P0.sizes.tolist()
-        return {n: (g, int(p)) for n, g, p in zip(self.prior.group_names, gamma, sizes, strict=True)}
-
-    def _loose(self) -> list[tuple[str, str]]:
-        """Tensors without a Kronecker rule, and how each was treated."""
-        if not isinstance(self.structure, Kron) or not isinstance(self.curvature, BlockDiagonalCurvature):
-            return []
-        treated = {DiagonalCurvature: "exact diagonal", DenseCurvature: "exact dense block"}
-        treated[LowRankCurvature] = "exact dense block, kept as rows"
-        starts = {self.layout[name].start: name for name in self.layout.names}
-        blocks = zip(self.curvature.slices, self.curvature.blocks, strict=True)
-        return [(starts[s.start], treated[type(H)]) for s, H in blocks if type(H) in treated]
+        return Diagnosis(tuple(findings(self)))
 
     # --- shapes ------------------------------------------------------------------------------------
 
@@ -573,5 +447,5 @@ class Posterior:
         rows_at_once = min(max(1, self.chunk_floats // row), self.structure.most_rows)
         return WeightGaussian(self.linearised, self.precision, rows_at_once, self.shift)
 
-    def _shaped(self, f: Float[Tensor, "n k"]) -> Tensor:
+    def shaped(self, f: Float[Tensor, "n k"]) -> Tensor:
         return f.reshape(len(f), *self.linearised.datum_shape).to(self.dtype)

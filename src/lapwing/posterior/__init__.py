@@ -1,0 +1,6 @@
+"""Posterior: the frozen value a user holds, what it shows of the outputs, and what it finds wrong with itself."""
+
+from lapwing.posterior.value import Posterior, Readout, passes_over
+from lapwing.posterior.views import FunctionDraws, JointOutputs, Outputs
+
+__all__ = ["FunctionDraws", "JointOutputs", "Outputs", "Posterior", "Readout", "passes_over"]

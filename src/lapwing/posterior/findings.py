@@ -1,0 +1,110 @@
+"""What diagnose() looks at: the posterior's own numbers, each made into a finding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from lapwing.curvature import Kron
+from lapwing.data import ModelInput
+from lapwing.diagnosis import Finding
+from lapwing.likelihoods import Gaussian, Likelihood
+from lapwing.observations import encode_batch
+from lapwing.operators import BlockDiagonalCurvature, DenseCurvature, DiagonalCurvature, LowRankCurvature
+from lapwing.sandbox import random_state_kept
+
+if TYPE_CHECKING:
+    from lapwing.posterior.value import Posterior
+
+_MOST_CHECKED = 64  # training data whose prediction is checked
+
+
+def findings(posterior: Posterior) -> Iterator[Finding]:
+    """Everything worth a word, in the order it is told."""
+    layout, prior = posterior.layout, posterior.prior
+    bends = posterior.curvature.diagonal()
+    yield from Finding.of_selection(layout.selected_by, int((bends == 0).sum()), layout.p)
+    if not layout.p:  # a subnetwork of no weights: nothing is left to say
+        return
+    yield from _gradient_findings(posterior)
+    if posterior.refinement is not None:
+        yield Finding.of_refinement(posterior.refinement)
+    yield from _mode_findings(posterior)
+    yield Finding.of_effective_dimension(dimension_by_layer(posterior))
+    seen = None if posterior.source is None or not posterior.history else posterior.source.first_here()
+    if seen is not None:
+        yield Finding.of_training_check(*_training_check(posterior, *seen))
+    yield from Finding.of_found_groups(prior.group_names, prior.reasons)
+    low, high = float(prior.precisions.min()), float(prior.precisions.max())
+    yield Finding.of_condition((float(posterior.curvature.norm()) + high) / low)
+    yield from Finding.of_groups(prior.group_names, prior.precisions.detach(), *posterior.precision_bounds())
+    yield from Finding.of_unused([name for name in layout.names if not bool(bends[layout[name]].any())])
+    yield Finding.of_structure(posterior.structure.described, posterior.why)
+    yield from Finding.of_loose(_loose(posterior))
+    linearised = posterior.linearised
+    yield Finding.of_rows(tuple(linearised.ruled), linearised.rest.names, linearised.vectorised)
+
+
+def _gradient_findings(posterior: Posterior) -> Iterator[Finding]:
+    """What data and prior pull at the trained weights, and the weight decay that would balance them."""
+    prior, theta = posterior.prior, posterior.linearised.theta
+    from_data, delta = posterior.data_gradient(), prior.P0.diagonal.detach()
+    pull = delta * (theta - prior.mean)
+    yield Finding.of_gradient(float((from_data - pull).norm()), float(from_data.norm()), float(pull.norm()))
+    if not prior.mean.ndim and not bool(prior.mean):
+        norm = float(theta @ theta) or 1.0
+        yield Finding.of_weight_decay(float(theta @ from_data) / norm, float((delta * theta**2).sum()) / norm)
+
+
+def _training_check(posterior: Posterior, x: ModelInput, y: Any) -> tuple[float, float, int]:
+    """NLL per likelihood term of data that were seen: by the predictive, by the network alone, and of how many."""
+    with random_state_kept():
+        x, encoded = encode_batch(x, y, posterior.likelihood, posterior.sites)
+        n = min(x.n, _MOST_CHECKED)
+        some, targets = x.rows(slice(0, n)), tuple(v[:n] for v in y) if isinstance(y, tuple) else y[:n]
+        f = posterior.sites.split(posterior.linearised.outputs(some).double())
+        network = _at_network_noise(posterior).log_prob(f, encoded[:n])
+        return -float(posterior.predict(some).log_prob(targets).mean()), -float(network.mean()), n
+
+
+def _at_network_noise(posterior: Posterior) -> Likelihood:
+    """The likelihood of the network alone: a Gaussian's noise is then that of the network's own residuals."""
+    if not isinstance(posterior.likelihood, Gaussian) or not posterior.likelihood.estimated:
+        return posterior.likelihood
+    return posterior.likelihood.estimate(posterior.estimate.statistics.likelihood)
+
+
+def _mode_findings(posterior: Posterior) -> Iterator[Finding]:
+    if posterior.expansion is None:
+        return
+    search, theta = posterior.expansion.search, posterior.linearised.theta
+    distance = float((posterior.linear_mode() - theta).detach().norm())
+    relative = None if search is None else search.relative_gradient
+    yield Finding.of_linear_mode(distance, float(theta.norm()), relative, search is None or search.converged)
+
+
+def dimension_by_layer(posterior: Posterior) -> dict[str, tuple[float, int]]:
+    """γ and the number of parameters of each module: Σ (1 − δ_i (P⁻¹)_ii)."""
+    if not posterior.precision.of_weights:
+        return _dimension_by_group(posterior)
+    each = 1 - posterior.prior.P0.diagonal.detach() * posterior.precision.inv_diagonal().detach()
+    return {
+        path or "(model)": (float(each[s].sum()), s.stop - s.start)
+        for path, s in posterior.layout.module_slices.items()
+    }
+
+
+def _dimension_by_group(posterior: Posterior) -> dict[str, tuple[float, int]]:
+    gamma, sizes = posterior.effective_dimension().detach().tolist(), posterior.prior.P0.sizes.tolist()
+    return {n: (g, int(p)) for n, g, p in zip(posterior.prior.group_names, gamma, sizes, strict=True)}
+
+
+def _loose(posterior: Posterior) -> list[tuple[str, str]]:
+    """Tensors without a Kronecker rule, and how each was treated."""
+    if not isinstance(posterior.structure, Kron) or not isinstance(posterior.curvature, BlockDiagonalCurvature):
+        return []
+    treated = {DiagonalCurvature: "exact diagonal", DenseCurvature: "exact dense block"}
+    treated[LowRankCurvature] = "exact dense block, kept as rows"
+    starts = {posterior.layout[name].start: name for name in posterior.layout.names}
+    blocks = zip(posterior.curvature.slices, posterior.curvature.blocks, strict=True)
+    return [(starts[s.start], treated[type(H)]) for s, H in blocks if type(H) in treated]

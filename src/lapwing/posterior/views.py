@@ -1,0 +1,65 @@
+"""What a posterior shows of the network's outputs: Gaussians over them, and draws of the linearised function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from lapwing import predictive
+from lapwing._types import Float, Tensor
+from lapwing.data import ModelInput, as_input
+from lapwing.sandbox import plain_tensors
+
+if TYPE_CHECKING:
+    from lapwing.posterior.value import Posterior
+
+
+class JointOutputs(NamedTuple):
+    """A Gaussian across inputs and outputs, flattened datum by datum."""
+
+    mean: Float[Tensor, " nk"]
+    cov: Float[Tensor, "nk nk"]
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """The Gaussian over the network's outputs at some inputs; `var` and `cov` are computed when asked for."""
+
+    posterior: Posterior
+    x: ModelInput
+
+    @cached_property
+    @plain_tensors()
+    def mean(self) -> Tensor:
+        return self.posterior.shaped(predictive.mean_outputs(self.posterior.weights, self.x))
+
+    @cached_property
+    @plain_tensors()
+    def var(self) -> Tensor:
+        return self.posterior.shaped(predictive.pushforward_marginal(self.posterior.weights, self.x))
+
+    @cached_property
+    @plain_tensors()
+    def cov(self) -> Float[Tensor, "n k k"]:
+        return predictive.pushforward(self.posterior.weights, self.x)[1].to(self.posterior.dtype)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.mean, self.cov, self.var))
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionDraws:
+    """Draws of the linearised function: the same functions at every call and every input."""
+
+    posterior: Posterior
+    deviations: Float[Tensor, "s ..."]  # (s, P), or (s, C, P) where every output has weights of its own
+
+    @plain_tensors()
+    def __call__(self, x: Any) -> Tensor:
+        """(n_draws, B, …) outputs."""
+        draws = predictive.linear_draws(self.posterior.weights, as_input(x), self.deviations)
+        return torch.stack([self.posterior.shaped(f) for f in draws])
