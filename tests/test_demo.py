@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from lapwing import cli
 from lapwing.bench import demo, demo_images
+from lapwing.bench.demo_digits import SWEEP
 from lapwing.bench.records import DemoRecord
 from lapwing.bench.sizes import TOY
 from lapwing.report.page import render
@@ -62,10 +63,12 @@ def test_a_quarter_turn_moves_corners_round() -> None:
     assert demo_images.quarter_turn(image.reshape(1, 64)).reshape(8, 8)[0, 0] == 1.0
 
 
-def test_the_held_out_curve_of_the_glm_has_its_minimum_at_the_choice(record: DemoRecord) -> None:
+def test_the_held_out_choice_is_at_the_foot_of_the_curve_of_the_glm(record: DemoRecord) -> None:
+    """Where the curve is flat, a weak preference for the evidence's own scale decides."""
     curve = record["digits"]["evidence"]
-    assert min(curve["held_out_glm"]) == curve["held_out_glm"][curve["precision"].index(curve["by_validation"])]
-    assert curve["precision"][0] == pytest.approx(0.01)
+    chosen = curve["held_out_glm"][curve["precision"].index(curve["by_validation"])]
+    assert chosen <= min(curve["held_out_glm"]) + 0.01 < max(curve["held_out_glm"])
+    assert 10 ** SWEEP[0] <= curve["precision"][0] < curve["precision"][-1] <= 10 ** SWEEP[1]
     assert len(curve["precision_sampled"]) == TOY.n_precisions
 
 

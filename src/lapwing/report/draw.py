@@ -145,7 +145,7 @@ def held_out(ax: Axes, curve: EvidenceCurve) -> None:
     ax.loglog(precision, curve["held_out_glm"], color=GLM)
     ax.axhline(curve["held_out_map"], color=MAP, linestyle=(0, (4, 3)))
     _mark(ax, curve["by_evidence"], "evidence optimum", GLM, side="center")
-    _mark(ax, curve["by_validation"], "best held-out", INK, side="right")
+    _mark(ax, curve["by_validation"], "held-out choice", INK, side="right")
     ax.set(xlim=(precision[0], precision[-1]), xlabel="prior precision", ylabel="held-out NLL (nats)")
     ax.yaxis.set_major_formatter("{x:g}")
     ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
