@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 
 from lapwing import curvature, ranks, registry
 from lapwing.agreement import agreed, refuse_sharded
-from lapwing.curvature import Fisher
+from lapwing.curvature import Estimate, Fisher, Structure
 from lapwing.data import Batches, ModelInput, as_batches
 from lapwing.errors import InputError, located
 from lapwing.likelihoods import Gaussian, Likelihood, Sites
@@ -21,6 +22,7 @@ from lapwing.linearise import Linearised, unwrapped
 from lapwing.observations import dropped_by_loader, encode_batch, observed
 from lapwing.params import ParamLayout
 from lapwing.planning import (
+    Choice,
     Needs,
     Plan,
     Question,
@@ -81,51 +83,120 @@ def fit(
         refuse_factors_of_a_selection(chosen)
     with random_state_kept():
         batches = as_batches(data) if checkpoint is None else in_order(as_batches(data))
+        order = _Order(model, likelihood, batches, prior, kind, scale, budget, progress)
         if selector is not None:
-            candidates = _candidates(model, selector, likelihood, batches, prior, kind, scale, budget, progress)
-            layout, prior = selector.selected(candidates)
-            layout_choice = _fixed(layout)
-        linearised, family, (x, _) = _prepare(model, layout_choice, likelihood, batches.first_of_all())
-        linearised = agreed(linearised, wrapped is not model)
-        resolved_prior = registry.prior(prior, linearised.layout).on(linearised.network.device)
-        n_parts, n_data = _n_parts(linearised, family), sum(ranks.gathered(len(batches))) * x.n or None
-        taken = choose(chosen, Needs(Survey(linearised, x), n_parts, budget, resolved_prior.P0, n_data))
-        sites = Sites(linearised.datum_shape, family.class_axis)
+            layout, prior = selector.selected(order.candidates(selector))
+            order, layout_choice = replace(order, prior=prior), _fixed(layout)
+        view = order.looked_at(layout_choice)
+        view = replace(view, linearised=agreed(view.linearised, wrapped is not model))
+        taken = view.room_for(chosen)
+        estimate = view.estimate(taken, seeded(generator), _Keeping(checkpoint, every))
+    _warn_of_dropped(batches, estimate.statistics.n)
+    return view.posterior(taken, estimate)
+
+
+@dataclass(frozen=True, eq=False)
+class _Order:
+    """What was asked for, in objects where it can be said before the data are seen."""
+
+    model: nn.Module
+    likelihood: Any
+    batches: Batches
+    prior: Any
+    fisher: Fisher
+    scale: torch.Tensor
+    budget: int
+    progress: bool | None
+
+    def looked_at(self, layout_choice: LayoutChoice) -> _View:
+        """Everything that can be refused is refused here, before the pass."""
+        linearised, family, (x, _) = _prepare(self.model, layout_choice, self.likelihood, self.batches.first_of_all())
+        prior = registry.prior(self.prior, linearised.layout).on(linearised.network.device)
+        return _View(self, linearised, family, prior, x)
+
+    def candidates(self, selector: Selector) -> Candidates:
+        """The weights a subnetwork is chosen from; what cannot be chosen is refused before any pass."""
+        view = self.looked_at(selector.eligible)
+        selector.check(view.linearised.layout)
+        room = choose(curvature.Diag(), replace(view.needs, n_data=None))
+        data = partial(observed, self.batches, view.family, view.sites, progress=self.progress, what="score")
+        return Candidates(
+            view.linearised, view.family, view.sites, data, view.prior, self.fisher, self.scale, room.chunk_floats
+        )
+
+
+@dataclass(frozen=True)
+class _Keeping:
+    """Where progress is written down, if anywhere, and how often."""
+
+    directory: str | os.PathLike[str] | None
+    every: float
+
+
+@dataclass(frozen=True, eq=False)
+class _View:
+    """The order after a look at the first batch."""
+
+    order: _Order
+    linearised: Linearised
+    family: Likelihood
+    prior: GaussianPrior
+    x: ModelInput
+
+    @property
+    def sites(self) -> Sites:
+        return Sites(self.linearised.datum_shape, self.family.class_axis)
+
+    @property
+    def needs(self) -> Needs:
+        n_data = sum(ranks.gathered(len(self.order.batches))) * self.x.n or None
+        n_parts = _n_parts(self.linearised, self.family)
+        return Needs(Survey(self.linearised, self.x), n_parts, self.order.budget, self.prior.P0, n_data)
+
+    def room_for(self, structure: Structure | None) -> Choice:
+        return choose(structure, self.needs)
+
+    def estimate(self, taken: Choice, generator: torch.Generator, keeping: _Keeping) -> Estimate:
+        order, batches = self.order, self.order.batches
         estimated = partial(
             curvature.estimate,
-            linearised,
-            family,
-            passes_over(batches, family, sites, taken.structure, progress),
-            sites=sites,
+            self.linearised,
+            self.family,
+            passes_over(batches, self.family, self.sites, taken.structure, order.progress),
+            sites=self.sites,
             structure=taken.structure,
-            fisher=kind,
+            fisher=order.fisher,
             chunk_floats=taken.chunk_floats,
-            generator=seeded(generator),
-            P0=resolved_prior.P0,
+            generator=generator,
+            P0=self.prior.P0,
         )
-        if checkpoint is None:
-            estimate = estimated()
-        else:
-            bound_to = binding(linearised, family, taken.structure, kind, taken.chunk_floats, len(batches))
-            keeper = Checkpoint.of_fit(_of_this_rank(checkpoint), every, bound_to, linearised.network.device)
-            with keeper.going_on():
-                estimate = estimated(keeper=keeper)
-    _warn_of_dropped(batches, estimate.statistics.n)
-    if isinstance(family, Gaussian) and family.noise_std is None:
-        family = family.estimate(estimate.statistics.likelihood)
-    return Posterior(
-        linearised,
-        family,
-        estimate,
-        resolved_prior.with_precisions(estimate.prior_scale * resolved_prior.precisions),
-        taken.structure,
-        kind,
-        scale,
-        taken.chunk_floats,
-        why=taken.why,
-        readout=Readout(newton=isinstance(taken.structure, curvature.GP) and taken.structure.mean == "newton"),
-        source=batches,
-    )
+        if keeping.directory is None:
+            return estimated()
+        bound_to = binding(
+            self.linearised, self.family, taken.structure, order.fisher, taken.chunk_floats, len(batches)
+        )
+        directory, device = _of_this_rank(keeping.directory), self.linearised.network.device
+        keeper = Checkpoint.of_fit(directory, keeping.every, bound_to, device)
+        with keeper.going_on():
+            return estimated(keeper=keeper)
+
+    def posterior(self, taken: Choice, estimate: Estimate) -> Posterior:
+        family, structure = self.family, taken.structure
+        if isinstance(family, Gaussian) and family.noise_std is None:
+            family = family.estimate(estimate.statistics.likelihood)
+        return Posterior(
+            self.linearised,
+            family,
+            estimate,
+            self.prior.with_precisions(estimate.prior_scale * self.prior.precisions),
+            structure,
+            self.order.fisher,
+            self.order.scale,
+            taken.chunk_floats,
+            why=taken.why,
+            readout=Readout(newton=isinstance(structure, curvature.GP) and structure.mean == "newton"),
+            source=self.order.batches,
+        )
 
 
 @plain_tensors()
@@ -211,27 +282,6 @@ def _prepare(
     with located("batch 0"):
         first = encode_batch(x, y, family, Sites(linearised.datum_shape, family.class_axis))
     return linearised, family, first
-
-
-def _candidates(
-    model: nn.Module,
-    selector: Selector,
-    likelihood: Any,
-    batches: Batches,
-    prior: Any,
-    fisher: Fisher,
-    scale: torch.Tensor,
-    budget: int,
-    progress: bool | None,
-) -> Candidates:
-    """The weights a subnetwork is chosen from; what cannot be chosen is refused before any pass."""
-    linearised, family, (x, _) = _prepare(model, selector.eligible, likelihood, batches.first_of_all())
-    selector.check(linearised.layout)
-    resolved = registry.prior(prior, linearised.layout).on(linearised.network.device)
-    sites = Sites(linearised.datum_shape, family.class_axis)
-    room = choose(curvature.Diag(), Needs(Survey(linearised, x), _n_parts(linearised, family), budget, resolved.P0))
-    data = partial(observed, batches, family, sites, progress=progress, what="score")
-    return Candidates(linearised, family, sites, data, resolved, fisher, scale, room.chunk_floats)
 
 
 def _fixed(layout: ParamLayout) -> LayoutChoice:
