@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import jaxtyping
 import pytest
 import torch
-from jaxtyping import install_import_hook
 
-# Before the first import of lapwing: every shape in a signature is checked while the tests run.
-install_import_hook("lapwing", "shapes.check")
+import shapes
+
+# Before the first import of lapwing: the shapes in its signatures are checked while the tests run.
+jaxtyping.jaxtyped = shapes.sparing
+jaxtyping.install_import_hook("lapwing", "shapes.check")
 
 # Several workers share few cores; a second thread each would only slow the others down.
 torch.set_num_threads(1)
