@@ -37,6 +37,7 @@ STRUCTURES: dict[str, Any] = {
     "ekfac": "ekfac",
     "diag": "diag",
     "lowrank": lw.LowRank(rank=5),
+    "nystrom": lw.Nystrom(rank=5),
 }
 
 

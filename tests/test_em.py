@@ -72,7 +72,12 @@ def curvature(model: nn.Module, x: Tensor, y: Tensor, posterior: lw.Posterior) -
 # --- the samples solve their equations -------------------------------------------------------------------------
 
 
-SOLVERS = {"direct": (None, 1e-9), "cg": (lw.CG(rtol=1e-9), 1e-6), "sgd": (lw.SGD(epochs=40), 5e-2)}
+SOLVERS = {
+    "direct": (None, 1e-9),
+    "cg": (lw.CG(rtol=1e-9), 1e-6),
+    "sgd": (lw.SGD(epochs=40), 5e-2),
+    "dense": (lw.Dense(), 1e-9),
+}
 PROBLEMS = {
     "primal": (lambda: regression(50), "regression", "full", {}),
     "dual": (lambda: regression(12), "regression", "diag", {"groups": "one", "noise": False}),
@@ -83,7 +88,16 @@ PROBLEMS = {
 
 @pytest.mark.parametrize(
     ("solver", "problem"),
-    [("direct", "primal"), ("direct", "dual"), ("cg", "primal"), ("cg", "matrixfree"), ("sgd", "kron")],
+    [
+        ("direct", "primal"),
+        ("direct", "dual"),
+        ("cg", "primal"),
+        ("cg", "matrixfree"),
+        ("sgd", "kron"),
+        ("dense", "primal"),
+        ("dense", "dual"),
+        ("dense", "matrixfree"),
+    ],
 )
 def test_samples_solve_their_equations(solver: str, problem: str):
     make, likelihood, structure, options = PROBLEMS[problem]

@@ -14,7 +14,7 @@ from lapwing.observations import observed
 from lapwing.operators import GroupedDiagonal
 from lapwing.probe import linearise
 from lapwing.products import DataJacobian
-from lapwing.products.jvp import forward_mode, together
+from lapwing.products.jvp import together
 from lapwing.products.vjp import batched, one_by_one
 from lapwing.registry import layout_choice
 from makers import randn
@@ -72,7 +72,14 @@ def test_single_precision_passes_are_summed_in_double() -> None:
     assert_close(found, torch.einsum("nkp,nkq,mq->mp", exact, exact, v), rtol=1e-5)
 
 
-def test_vectors_go_together_unless_there_are_convolutions() -> None:
+def test_many_vectors_go_back_through_a_network_that_runs_forward_again() -> None:
+    truth = Truth.of(by_name("checkpointed"))
+    p = len(truth.H)
+    J = oracle.jacobian(truth.model, truth.x)[1].flatten(0, 1)
+    assert_close(data_jacobian(truth).sandwich(torch.eye(p, dtype=torch.float64), lambda piece, q: q), J.T @ J)
+
+
+def test_vectors_go_together_but_not_back_through_convolutions() -> None:
     dense, conv = data_jacobian(Truth.of(by_name("mlp-tanh"))), data_jacobian(Truth.of(by_name("conv2d-stride")))
     assert (dense.jvp, dense.vjp) == (together, batched)
-    assert (conv.jvp, conv.vjp) == (forward_mode, one_by_one)
+    assert (conv.jvp, conv.vjp) == (together, one_by_one)

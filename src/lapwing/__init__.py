@@ -12,10 +12,11 @@ from lapwing.curvature import (
     Kron,
     LowRank,
     MatrixFree,
+    Nystrom,
     Sampled,
 )
 from lapwing.diagnosis import Diagnosis
-from lapwing.em import EM, SGD, sampled
+from lapwing.em import EM, SGD, Dense, sampled
 from lapwing.errors import (
     InputError,
     InputTypeError,
@@ -61,6 +62,7 @@ __all__ = [
     "Categorical",
     "Comparison",
     "CustomLikelihood",
+    "Dense",
     "Diag",
     "Diagnosis",
     "Ekfac",
@@ -82,6 +84,7 @@ __all__ = [
     "MatrixFree",
     "ModelError",
     "NumericalError",
+    "Nystrom",
     "Plan",
     "Poisson",
     "Posterior",

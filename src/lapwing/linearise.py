@@ -230,6 +230,11 @@ class Trace:
             )
         return f.float() if f.dtype in (torch.float16, torch.bfloat16) else f
 
+    def put_back(self) -> None:
+        """The leaves in the model again after other tensors were: layers may run forward once more on the way back."""
+        network = self.linearised.network
+        install(network.model, {**network.tensors, **self.leaves}, network.aliases)
+
     def vjp(self, u: Float[Tensor, "n k"]) -> tuple[list[FactorBlock], dict[str, Tensor]]:
         """Σ_n J_nᵀ u_n: dense layers as their rows g and a, to be summed many at a time, other tensors as they are.
 

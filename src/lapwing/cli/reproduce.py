@@ -29,6 +29,8 @@ class TableName(str, Enum):
     banana = "banana"
     step = "step"
     sampled_laplace = "sampled-laplace"
+    preconditioners = "preconditioners"
+    product_cost = "product-cost"
 
 
 @dataclass(frozen=True)
@@ -69,12 +71,25 @@ def reproduced(asked: Asked) -> tuple[Any, StudyPage, Path]:
 
 def _study_and_report(table: TableName) -> tuple[Any, Any]:
     """The function that runs a study, and the module that makes its page."""
-    from lapwing.bench.reproduce import antoran, banana, batchnorm, battery, immer, sampled, step, subnetwork
+    from lapwing.bench.reproduce import (
+        antoran,
+        banana,
+        batchnorm,
+        battery,
+        immer,
+        preconditioners,
+        product_cost,
+        sampled,
+        step,
+        subnetwork,
+    )
     from lapwing.report import antoran as antoran_report
     from lapwing.report import banana as banana_report
     from lapwing.report import batchnorm as batchnorm_report
     from lapwing.report import battery as battery_report
     from lapwing.report import immer as immer_report
+    from lapwing.report import preconditioners as preconditioners_report
+    from lapwing.report import product_cost as product_cost_report
     from lapwing.report import sampled as sampled_report
     from lapwing.report import step as step_report
     from lapwing.report import subnetwork as subnetwork_report
@@ -88,6 +103,8 @@ def _study_and_report(table: TableName) -> tuple[Any, Any]:
         TableName.banana: (banana.run, banana_report),
         TableName.step: (step.run, step_report),
         TableName.sampled_laplace: (sampled.run, sampled_report),
+        TableName.preconditioners: (preconditioners.run, preconditioners_report),
+        TableName.product_cost: (product_cost.run, product_cost_report),
     }[table]
 
 
@@ -110,7 +127,8 @@ def _n_seeds(asked: Asked, usual: int) -> int:
     """Published splits are ten; figures are drawn once."""
     if asked.table is TableName.immer2021_uci:
         return 3 if asked.quick else 10
-    return 1 if asked.table in (TableName.banana, TableName.step, TableName.sampled_laplace) else usual
+    several = asked.table in (TableName.battery, TableName.antoran2022, TableName.batchnorm_1d, TableName.subnetwork_1d)
+    return usual if several else 1
 
 
 def show_study(page: StudyPage, path: Path) -> None:

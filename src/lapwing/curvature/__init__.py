@@ -9,6 +9,7 @@ from lapwing.curvature.keeper import NOT_KEPT, Keeper
 from lapwing.curvature.kronecker import Ekfac, Kron
 from lapwing.curvature.low_rank import LowRank
 from lapwing.curvature.matrix_free import MatrixFree
+from lapwing.curvature.nystrom import Nystrom
 from lapwing.curvature.statistics import FitStatistics
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Kron",
     "LowRank",
     "MatrixFree",
+    "Nystrom",
     "Sampled",
     "Structure",
     "estimate",

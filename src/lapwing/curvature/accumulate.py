@@ -121,6 +121,10 @@ class Structure(Summation, ABC):
         """The parts of the curvature, where they come from products; `near` is what the first pass summed."""
         raise NotImplementedError(f"{type(self).__name__} is a sum over rows.")
 
+    def within(self, layout: ParamLayout, n_parts: int, floats: int) -> Structure:
+        """The same with what it leaves to the memory decided: so many numbers are allowed."""
+        return self
+
     @abstractmethod
     def stored_floats(self, layout: ParamLayout) -> int:
         """Numbers kept after the fit, at most."""

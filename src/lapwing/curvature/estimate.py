@@ -13,7 +13,7 @@ from lapwing import ranks
 from lapwing._types import Float, State, Tensor
 from lapwing.curvature.accumulate import Accumulator, Structure, Summation, Work
 from lapwing.curvature.factors import Fisher
-from lapwing.curvature.gauss_newton import GaussNewton
+from lapwing.curvature.gauss_newton import GaussNewton, cotangents
 from lapwing.curvature.keeper import NOT_KEPT, Keeper, kept
 from lapwing.curvature.output_layer import OutputTerms
 from lapwing.curvature.points import Source
@@ -110,7 +110,7 @@ class Pass:
 
     def rows(self, trace: Trace, part: Float[Tensor, "n t c m"]) -> Iterator[Jacobian]:
         """SᵀJ for one part of the curvature, some columns at a time."""
-        columns = _columns(part, self.sites, self.fisher)
+        columns = cotangents(part, self.sites, self.fisher)
         for group in columns.split(self.columns_at_once(trace.x.n), dim=-1):
             yield trace.rows(group)
 
@@ -227,13 +227,3 @@ def _pass(
     with closing(sums.sweep.pieces(left, done)) as pieces:
         for trace, f, y in pieces:
             add(trace, f, y)
-
-
-def _columns(part: Float[Tensor, "n t c m"], sites: Sites, fisher: Fisher) -> Float[Tensor, "n k j"]:
-    """Site-shaped columns as cotangents of the flat outputs: one per site and column, or one per column."""
-    n, t, c, m = part.shape
-    if t > 1 and fisher.separate_sites:
-        spread = torch.einsum("ntcm,ts->ntcsm", part, torch.eye(t, dtype=part.dtype, device=part.device))
-        part = spread.reshape(n, t, c, t * m)
-    columns = [sites.join(column).reshape(n, -1) for column in part.unbind(-1)]
-    return torch.stack(columns, dim=-1)

@@ -55,6 +55,11 @@ class GaussNewton:
         drawn = [_times_normal(c.sqrt() * S, n, generator) for c, S in zip(scales, roots, strict=True)]
         return self.sites.join(torch.stack(drawn).sum(0).flatten(0, 1)).reshape(n, len(f), -1)
 
+    def rows_of(self, f: Float[Tensor, "n k"], y: Tensor, J: Float[Tensor, "n k p"]) -> list[Float[Tensor, "r p"]]:
+        """SᵀJ of some data, for each part: the rows whose squares add up to H_g."""
+        roots = self.fisher.parts(self.likelihood, self.sites.split(f), y)
+        return [(cotangents(S, self.sites, self.fisher).mT.to(J) @ J).flatten(0, 1) for S in roots]
+
     def weighed(self, piece: DataPiece, q: Float[Tensor, "m n k"], scales: Float[Tensor, " g"]) -> Tensor:
         """Σ_g c_g Λ_g q at a piece of the data."""
         f = self.sites.split(self.outputs(piece.trace)).double()
@@ -62,6 +67,16 @@ class GaussNewton:
         parts = self.fisher.mvs(self.likelihood, f, piece.y, by_site)
         total = sum((c * part for c, part in zip(scales, parts, strict=True)), torch.zeros_like(by_site))
         return self.sites.join(total.flatten(0, 1)).reshape(q.shape)
+
+
+def cotangents(part: Float[Tensor, "n t c m"], sites: Sites, fisher: Fisher) -> Float[Tensor, "n k j"]:
+    """Site-shaped columns as cotangents of the flat outputs: one per site and column, or one per column."""
+    n, t, c, m = part.shape
+    if t > 1 and fisher.separate_sites:
+        spread = torch.einsum("ntcm,ts->ntcsm", part, torch.eye(t, dtype=part.dtype, device=part.device))
+        part = spread.reshape(n, t, c, t * m)
+    columns = [sites.join(column).reshape(n, -1) for column in part.unbind(-1)]
+    return torch.stack(columns, dim=-1)
 
 
 def _times_normal(S: Float[Tensor, "n t c m"], n_draws: int, generator: torch.Generator) -> Float[Tensor, "d n t c"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -12,14 +12,15 @@ from lapwing._types import Float, Tensor
 from lapwing.curvature.accumulate import Diag, Structure
 from lapwing.curvature.estimate import estimate
 from lapwing.curvature.gauss_newton import GaussNewton
-from lapwing.curvature.kronecker import Kron
+from lapwing.curvature.nystrom import Nystrom
 from lapwing.errors import InputTypeError
 from lapwing.jacobian import RowSizes
 from lapwing.linalg import CG, Probes, Rademacher
-from lapwing.operators import Curvature, MatrixFreeCurvature, MatrixProducts
+from lapwing.operators import Curvature, DiagonalCurvature, MatrixFreeCurvature, MatrixProducts
 from lapwing.params import ParamLayout
 
 _VECTORS = 8  # of P numbers that a solve for one right-hand side works with
+_NEAR_SHARE = 3  # quarters of the memory left that the preconditioner may take: passes need some too
 _ROW_FLOATS = 1 << 22
 
 
@@ -27,12 +28,12 @@ _ROW_FLOATS = 1 << 22
 class MatrixFree(Structure):
     """All of H, by products with it: solves by preconditioned conjugate gradients, determinants by probes.
 
-    `preconditioner` is another structure (Kron, Diag, Ekfac, Block, LowRank); it changes how long things take, and how
-    large the errors of estimates are, but not what is estimated. The posterior comes back to the data for
-    everything it is asked.
+    `preconditioner` is another structure (Nystrom, LowRank, Kron, Diag, Ekfac, Block), or None for the prior alone; it
+    changes how long things take, and how large the errors of estimates are, but not what is estimated. Nystrom() is cut
+    to the memory of the fit, down to None. The posterior comes back to the data for everything it is asked.
     """
 
-    preconditioner: Structure = field(default_factory=Kron)
+    preconditioner: Structure | None = field(default_factory=Nystrom)
     solver: CG = field(default_factory=CG)
     probes: Probes = field(default_factory=Rademacher)
     by_products = True
@@ -40,7 +41,7 @@ class MatrixFree(Structure):
     exact = True
 
     def __post_init__(self) -> None:
-        expected = (("preconditioner", Structure, "lw.Kron()"), ("solver", CG, "lw.CG()"))
+        expected = (("preconditioner", Structure | None, "lw.Kron()"), ("solver", CG, "lw.CG()"))
         for name, kind, example in (*expected, ("probes", Probes, "lw.Rademacher(16)")):
             value = getattr(self, name)
             if not isinstance(value, kind):
@@ -51,14 +52,25 @@ class MatrixFree(Structure):
                 "lw.LowRank(50); MatrixFree itself is not."
             )
 
+    def within(self, layout: ParamLayout, n_parts: int, floats: int) -> MatrixFree:
+        near, room = self.preconditioner, (floats - _VECTORS * layout.p) * _NEAR_SHARE // 4
+        if near is None:
+            return self
+        if isinstance(near, Nystrom) and not near.affordable(layout.p, n_parts, room):
+            return replace(self, preconditioner=None)
+        return replace(self, preconditioner=near.within(layout, n_parts, room))
+
     @property
     def summed(self) -> Structure | None:
-        return self.preconditioner.summed
+        return None if self.preconditioner is None else self.preconditioner.summed
 
     def from_products(self, H: GaussNewton, n_parts: int, near: Sequence[Curvature]) -> list[Curvature]:
-        if self.preconditioner.by_products:
-            near = self.preconditioner.from_products(H, n_parts, near)
         source = _Streamed(H, n_parts)
+        if self.preconditioner is None:
+            nothing = torch.zeros(H.p, dtype=torch.float64, device=source.device)
+            near = [DiagonalCurvature(nothing)] * n_parts
+        elif self.preconditioner.by_products:
+            near = self.preconditioner.from_products(H, n_parts, near)
         one_hot = torch.eye(n_parts, dtype=torch.float64, device=source.device)
         return [
             MatrixFreeCurvature((source,), e, part, self.solver, self.probes)
@@ -66,10 +78,10 @@ class MatrixFree(Structure):
         ]
 
     def stored_floats(self, layout: ParamLayout) -> int:
-        return self.preconditioner.stored_floats(layout)
+        return layout.p if self.preconditioner is None else self.preconditioner.stored_floats(layout)
 
     def working_floats(self, layout: ParamLayout) -> int:
-        return _VECTORS * layout.p + self.preconditioner.working_floats(layout)
+        return _VECTORS * layout.p
 
     def row_floats(self, sizes: RowSizes) -> int:
         return _VECTORS * sizes.dense

@@ -2,7 +2,7 @@
 
 from lapwing.em.loop import tune_by_em
 from lapwing.em.sampled import Draws, sampled
-from lapwing.em.settings import EM, SGD
+from lapwing.em.settings import EM, SGD, Dense
 from lapwing.em.step import EMStep
 
-__all__ = ["EM", "SGD", "Draws", "EMStep", "sampled", "tune_by_em"]
+__all__ = ["EM", "SGD", "Dense", "Draws", "EMStep", "sampled", "tune_by_em"]

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field, replace
+from functools import partial
+from sys import maxsize
 
 import torch
 
 from lapwing._types import Float, Tensor
 from lapwing.curvature import GaussNewton
 from lapwing.em.scaling import Scaling
-from lapwing.em.settings import EM, SGD
+from lapwing.em.settings import EM, SGD, Dense
 from lapwing.em.solvers import Conjugate, Direct, Solved, Solver, System, detached
 from lapwing.em.step import EMStep
 from lapwing.em.stochastic import Stochastic
@@ -108,11 +110,15 @@ class _Em:
         if settings.g_prior:
             scaling = Scaling.g_prior(scaling.groups, diagonal)
         start = scaling.applied(replace(posterior, expansion=None))
-        linearised, n = posterior.linearised, posterior.n_data
-        data = design(linearised, source, n=n, most_floats=most_floats) if linear_mode else None
+        written = isinstance(settings.solver, Dense)
+        stored = partial(design, posterior.linearised, source, n=posterior.n_data)
+        data = stored(most_floats=maxsize if written else most_floats) if linear_mode or written else None
         H = _products(posterior, source)
-        solver = _solver(posterior, H, settings, most_floats)
+        n_parts = len(posterior.part_scales)
+        direct = Direct.written(H, data, n_parts) if written and data is not None else None
+        solver = direct or _solver(posterior, H, settings, most_floats)
         free = noise and noise_is_free(posterior)
+        data = data if linear_mode else None
         return cls(start, scaling, solver, H, data, free, *scaling.bounds(diagonal), settings)
 
     def started(self, generator: torch.Generator) -> _State:
@@ -234,7 +240,8 @@ def _solver(posterior: Posterior, H: GaussNewton, settings: EM, most_floats: int
     n_parts = len(posterior.part_scales)
     if isinstance(settings.solver, SGD):
         return Stochastic(H, n_parts, settings.solver, posterior.n_data)
-    return Conjugate(H, n_parts, settings.solver or CG(rtol=1e-4, max_iterations=200))
+    cg = settings.solver if isinstance(settings.solver, CG) else CG(rtol=1e-4, max_iterations=200)
+    return Conjugate(H, n_parts, cg)
 
 
 def _products(posterior: Posterior, source: Source) -> GaussNewton:

@@ -10,6 +10,7 @@ They differ in the variance of minibatch gradients only. Antorán et al. (2023),
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +18,8 @@ import torch
 from lapwing._types import Float, Tensor
 from lapwing.curvature import Full, GaussNewton, estimate
 from lapwing.linalg import CG, conjugate_gradients
-from lapwing.operators import Curvature, GroupedDiagonal, Precision
+from lapwing.linear_model import Piece, StoredPiece
+from lapwing.operators import Curvature, DenseCurvature, DenseRows, GroupedDiagonal, LowRankCurvature, Precision
 from lapwing.posterior import Posterior
 from lapwing.products import Source
 from lapwing.sampling import WeightDraws
@@ -68,7 +70,7 @@ class Direct(Solver):
     """
 
     parts: tuple[Curvature, ...]
-    precise = True
+    precise: bool = True
 
     @classmethod
     def of(cls, posterior: Posterior, source: Source) -> Direct:
@@ -84,6 +86,16 @@ class Direct(Solver):
             chunk_floats=posterior.chunk_floats,
         )
         return cls(found.parts)
+
+    @classmethod
+    def written(cls, H: GaussNewton, data: Iterable[Piece], n_parts: int) -> Direct:
+        """Of rows SᵀJ, or of the matrix of their products where they are more than the parameters."""
+        each = [H.rows_of(piece.f, piece.y, piece.J) for piece in data if isinstance(piece, StoredPiece)]
+        parts: list[Curvature] = []
+        for g in range(n_parts):
+            M = torch.cat([rows[g] for rows in each])
+            parts.append(LowRankCurvature.of(DenseRows(M)) if len(M) < H.p else DenseCurvature.of(M.T @ M))
+        return cls(tuple(parts), precise=False)
 
     def parts_mv(self, v: Float[Tensor, "m p"]) -> Float[Tensor, "g m p"]:
         return torch.stack([part.mv(v) for part in self.parts])

@@ -66,7 +66,9 @@ class TracedPiece(Piece):
     jvp: Jvp
 
     def mv(self, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
-        return self.jvp(self.trace, v)
+        found = self.jvp(self.trace, v)
+        self.trace.put_back()
+        return found
 
     def add_vjp_(self, total: Float[Tensor, " p"], u: Float[Tensor, "n k"]) -> None:
         self.trace.add_vjp_(total, u)

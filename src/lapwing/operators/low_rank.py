@@ -50,9 +50,16 @@ class RootKernels:
         kept = self._kept  # read once and written whole: another thread may ask for other groups meanwhile
         if kept is None or not torch.equal(kept[0], D.index):
             one_hot = torch.eye(D.n_groups, dtype=torch.float64, device=D.index.device)
-            kept = D.index, [self.rows.cross(self.rows, GroupedDiagonal(e, D.index)) for e in one_hot]
+            kept = D.index, [self._group_kernel(GroupedDiagonal(e, D.index), g) for g, e in enumerate(one_hot)]
             self._kept = kept
         return kept[1]
+
+    def _group_kernel(self, E: GroupedDiagonal, g: int) -> Float[Tensor, "r r"]:
+        """M E_g Mᵀ; a matrix is cut to the group's columns."""
+        if not isinstance(self.rows, DenseRows) or E.n_groups == 1:
+            return self.rows.cross(self.rows, E)
+        M = self.rows.M[:, E.index == g]
+        return M @ M.T
 
     def push(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... r"]:
         """M v."""

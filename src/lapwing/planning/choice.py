@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from lapwing.curvature import GP, Block, Diag, Ekfac, Full, Kron, MatrixFree, Structure
+from lapwing.curvature import GP, Block, Diag, Ekfac, Full, Kron, MatrixFree, Nystrom, Structure
 from lapwing.errors import InputError, StructureError
 from lapwing.operators import GroupedDiagonal
 from lapwing.planning.budget import chunk_floats, in_words
@@ -40,7 +40,7 @@ class Needs:
 
     def stored_bytes(self, structure: Structure) -> int:
         """The curvature itself, float64."""
-        if isinstance(structure, MatrixFree):
+        if isinstance(structure, MatrixFree) and structure.preconditioner is not None:
             return self.stored_bytes(structure.preconditioner)
         if isinstance(structure, Ekfac):
             return 8 * (self.survey.kept_floats + self.n_parts * self.p)
@@ -57,7 +57,10 @@ class Needs:
         its factor.
         """
         if isinstance(structure, MatrixFree):
-            return self.needed_bytes(structure.preconditioner) + 8 * structure.working_floats(self.survey.layout)
+            near = 0 if structure.preconditioner is None else self.needed_bytes(structure.preconditioner)
+            return near + 8 * structure.working_floats(self.survey.layout)
+        if isinstance(structure, Nystrom):  # rows, of which no sum and no factor is made
+            return self.stored_bytes(structure) + 8 * structure.working_floats(self.survey.layout)
         if isinstance(structure, Kron):
             return self.stored_bytes(structure) + 12 * self.survey.kept_floats + 16 * self.p
         kept = self.stored_bytes(structure) * (self.n_parts + 2) // self.n_parts
@@ -72,6 +75,10 @@ class Needs:
         if gp.coupling == "full" and not gp.sparse and n * k >= self.p:
             return 0, self.p**2
         return n * k * factored, (n * k) ** 2 if gp.coupling == "full" else k * n**2
+
+    def settled(self, structure: Structure) -> Structure:
+        """The structure as it would be fitted: a rank that is left open is what the budget allows."""
+        return structure.within(self.survey.layout, self.n_parts, self.budget // 8)
 
     def fits(self, structure: Structure) -> bool:
         return self.needed_bytes(structure) <= self.budget
@@ -98,7 +105,7 @@ class Needs:
 
 def choose(structure: Structure | None, needs: Needs) -> Choice:
     """Check the budget before any work starts; `structure=None` means choose."""
-    structure, why = _taken(needs) if structure is None else (structure, "asked for")
+    structure, why = _taken(needs) if structure is None else (needs.settled(structure), "asked for")
     if not needs.fits(structure):
         raise InputError(_too_big(structure, needs))
     return Choice(structure, chunk_floats(needs.budget, needs.needed_bytes(structure)), why)
@@ -109,8 +116,8 @@ def refuse_factors_of_a_selection(structure: Structure | None) -> None:
     if structure is not None and isinstance(structure.summed, Kron):
         raise StructureError(
             f'structure "{name_of(structure)}" needs whole tensors: a Kronecker product has no meaning for single '
-            'weights of a layer. Use structure="full" (the default for a subnetwork), "block", "diag" or '
-            "lw.MatrixFree(preconditioner=lw.Diag()), or infer whole layers: params=[...]."
+            'weights of a layer. Use structure="full" (the default for a subnetwork), "block", "diag", '
+            '"lowrank" or "matrixfree", or infer whole layers: params=[...].'
         )
 
 

@@ -16,6 +16,7 @@ from lapwing.curvature import (
     Kron,
     LowRank,
     MatrixFree,
+    Nystrom,
     Sampled,
     Structure,
 )
@@ -62,6 +63,7 @@ class Question:
         return self.needs.survey
 
     def line(self, structure: Structure) -> Line:
+        structure = self.needs.settled(structure)
         stored, fit, predict = self._bytes(structure)
         return Line(
             name_of(structure),
@@ -103,9 +105,17 @@ class Question:
             return counted(len(self.survey.layout.modules), "dense block")
         if isinstance(structure, LowRank):
             return counted(min(structure.rank, self.needs.p), "leading eigenpair")
+        if isinstance(structure, Nystrom):
+            return counted(structure.rank or 0, "random direction")
         if isinstance(structure, MatrixFree):
-            return f"products with all of it, preconditioned by {name_of(structure.preconditioner)}"
+            return f"products with all of it, preconditioned by {self._preconditioner(structure)}"
         return self.survey.treatments() if isinstance(structure, Kron) else "exact diagonal"
+
+    def _preconditioner(self, structure: MatrixFree) -> str:
+        near = structure.preconditioner
+        if near is None:
+            return "the prior alone"
+        return self._how(near) if isinstance(near, LowRank | Nystrom) else name_of(near)
 
     def _bytes(self, structure: Structure) -> tuple[int, int, int]:
         """To store, at the peak of a fit, at the peak of a prediction."""
@@ -115,9 +125,9 @@ class Question:
         if isinstance(structure, Full | Block | GP):
             return self._dense_bytes(structure, stored)
         if isinstance(structure, MatrixFree):
-            fit, predict = self._tried(structure.preconditioner)
+            _, fit, predict = self._bytes(structure.preconditioner or Diag())
             return stored, fit, predict + 8 * structure.working_floats(self.survey.layout) * self.rehearsal.linearised.k
-        if isinstance(structure, LowRank):
+        if isinstance(structure, LowRank | Nystrom):
             fit, predict = self._tried(Diag())
             return stored, 8 * structure.working_floats(self.survey.layout) + fit, 3 * stored + predict
         return stored, *self._tried(structure)
@@ -142,10 +152,14 @@ class Question:
 
     def _macs(self, structure: Structure) -> int:
         """Multiplications per datum: forward, gradient of the log likelihood, columns of SᵀJ, and adding them up."""
-        if isinstance(structure, MatrixFree):
+        if isinstance(structure, MatrixFree) and structure.preconditioner is not None:
             return self._macs(structure.preconditioner)
         gradient = 2 * self.forward_macs if self.body_columns else sum(_layer(tile) for tile in self.survey.tiles)
         passes = self.forward_macs + gradient + self.body_columns * self.forward_macs
+        if isinstance(structure, MatrixFree):  # nothing but the statistics
+            return self.forward_macs + gradient
+        if isinstance(structure, Nystrom):
+            return 2 * self.forward_macs + gradient + (structure.rank or 0) * _PRODUCT * self.forward_macs
         if self.closed_output and not isinstance(structure, Full | Block | LowRank | GP):
             return passes + self._output_macs(structure)
         if isinstance(structure, LowRank):

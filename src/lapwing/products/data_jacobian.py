@@ -36,7 +36,9 @@ class DataPiece:
 
     def mv(self, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
         """J v, float64."""
-        return self.jvp(self.trace, v)
+        found = self.jvp(self.trace, v)
+        self.trace.put_back()
+        return found
 
     def add_vjp_(self, total: Float[Tensor, "m p"], u: Float[Tensor, "m n k"]) -> None:
         """total ← total + Jᵀ u."""

@@ -17,7 +17,7 @@ from lapwing.data import ModelInput
 from lapwing.linearise import Linearised, Trace
 
 Jvp = Callable[[Trace, Tensor], Tensor]  # (trace, (m, P)) → (m, n, K)
-VECTORS_AT_ONCE = 16  # whose activations are in memory together
+VECTORS_AT_ONCE = 8  # whose activations are in memory together
 
 
 def choose_jvp(linearised: Linearised, x: ModelInput) -> Jvp:
@@ -27,19 +27,17 @@ def choose_jvp(linearised: Linearised, x: ModelInput) -> Jvp:
     v = torch.stack([angles.cos(), angles.sin()])
     with linearised.trace(few) as trace:
         truth = by_rows(trace, v)
-        for candidate in (*([together] if worth_batching(linearised) else []), forward_mode, reverse_twice):
+        for candidate in (together, forward_mode, reverse_twice):
             if _agrees(candidate, trace, v, truth):
                 return candidate
     return by_rows
 
 
-def worth_batching(linearised: Linearised) -> bool:
-    """Whether several vectors go through the network faster together: not through convolutions on a CPU."""
-    return all(linearised.network.tensors[name].ndim <= 2 for name in linearised.layout.names)
-
-
 def together(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
-    """Forward mode with the tangents of several vectors at once; one vector alone goes the plain way."""
+    """Forward mode with the tangents of several vectors at once, over one run of the network itself.
+
+    One vector alone goes the plain way.
+    """
     if len(v) == 1:
         return forward_mode(trace, v)
     f, primals = _function(trace)

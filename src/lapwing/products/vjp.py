@@ -10,15 +10,15 @@ import torch
 from lapwing._types import Float, Tensor
 from lapwing.data import ModelInput
 from lapwing.linearise import Linearised, Trace
-from lapwing.products.jvp import VECTORS_AT_ONCE, worth_batching
+from lapwing.products.jvp import VECTORS_AT_ONCE
 
 Vjp = Callable[[Trace, Tensor, Tensor], None]  # total (m, P) ← total + Jᵀ u for each u (m, n, K)
 
 
 def choose_vjp(linearised: Linearised, x: ModelInput) -> Vjp:
     """Batched if that runs and agrees with single backward passes on up to two data."""
-    if not worth_batching(linearised):
-        return one_by_one
+    if any(linearised.network.tensors[name].ndim > 2 for name in linearised.layout.names):
+        return one_by_one  # convolutions run back no faster together, on a CPU
     few = x.rows(slice(0, min(2, x.n)))
     device = linearised.network.device
     totals = torch.zeros(2, 2, linearised.layout.p, dtype=torch.float64, device=device)

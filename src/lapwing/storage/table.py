@@ -23,6 +23,7 @@ from lapwing.curvature import (
     Full,
     Kron,
     LowRank,
+    Nystrom,
     Sampled,
 )
 from lapwing.em import EMStep
@@ -167,6 +168,7 @@ STRUCTURES = {
     "Kron": Entry(Kron),
     "Ekfac": Entry(Ekfac),
     "LowRank": Entry(LowRank),
+    "Nystrom": Entry(Nystrom),
     "GP": Entry(GP),
 }
 CURVATURES = {

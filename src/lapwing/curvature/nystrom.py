@@ -1,0 +1,86 @@
+"""A rough low-rank curvature from a few products with it, to precondition with.
+
+N = (HΩ) (ΩᵀHΩ)⁺ (HΩ)ᵀ for an orthonormal random Ω of r columns: the best that these r products know of H. N ⪯ H, and
+N = H where H has rank r at most. Frangella, Tropp and Udell (2023), "Randomized Nyström preconditioning".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from lapwing._types import Float, Tensor
+from lapwing.curvature.accumulate import Structure
+from lapwing.curvature.gauss_newton import GaussNewton
+from lapwing.errors import InputError, InputTypeError
+from lapwing.jacobian import RowSizes
+from lapwing.operators import Curvature, DenseRows, LowRankCurvature
+from lapwing.params import ParamLayout
+
+MOST = 64  # directions that are taken unasked: each is a product in the fit
+_BLOCKS = 3  # of r vectors besides those that are kept: Ω, H Ω, and one on the way
+_SMALLEST = {torch.float64: 1e-12, torch.float32: 1e-5}  # eigenvalue of ΩᵀHΩ above rounding, of the largest
+
+
+@dataclass(frozen=True)
+class Nystrom(Structure):
+    """`rank` random directions of H, one product each, in one pass over the data. `seed` is that of the directions.
+
+    None takes as many as the memory allows, up to 64 and to a quarter of the parameters.
+    """
+
+    rank: int | None = None
+    seed: int = 0
+    by_products = True
+    resumable = True  # the statistics; products start anew
+
+    def __post_init__(self) -> None:
+        for name, least in (("rank", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if name == "rank" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise InputTypeError(f"Nystrom: {name} must be a whole number, got {type(value).__name__} {value!r}.")
+            if value < least:
+                raise InputError(f"Nystrom: {name} must be at least {least}, got {value}.")
+
+    def affordable(self, p: int, n_parts: int, floats: int) -> int:
+        """The rank that was asked for; else how many directions fit into so many numbers, perhaps none."""
+        if self.rank is not None:
+            return self.rank
+        return min(MOST, -(-p // 4), max(0, floats) // ((n_parts + _BLOCKS) * p))
+
+    def within(self, layout: ParamLayout, n_parts: int, floats: int) -> Nystrom:
+        return replace(self, rank=max(1, self.affordable(layout.p, n_parts, floats)))
+
+    def from_products(self, H: GaussNewton, n_parts: int, near: Sequence[Curvature]) -> list[Curvature]:
+        return [self._part(H, scales) for scales in torch.eye(n_parts, dtype=torch.float64)]
+
+    def stored_floats(self, layout: ParamLayout) -> int:
+        return min(self.rank or MOST, layout.p) * layout.p
+
+    def working_floats(self, layout: ParamLayout) -> int:
+        return _BLOCKS * self.stored_floats(layout)
+
+    def row_floats(self, sizes: RowSizes) -> int:
+        return sizes.factored + sizes.dense // 4
+
+    def _part(self, H: GaussNewton, scales: Float[Tensor, " g"]) -> Curvature:
+        network = H.jacobian.linearised.network
+        generator = torch.Generator().manual_seed(self.seed)
+        start = torch.randn(H.p, min(self.rank or MOST, H.p), generator=generator, dtype=torch.float64)
+        omega = torch.linalg.qr(start).Q.T.to(network.device)
+        smallest = _SMALLEST.get(network.dtype or torch.float32, 1e-2)
+        return LowRankCurvature.of(DenseRows(root_of_sketch(omega, H.mv(omega, scales), smallest)))
+
+
+def root_of_sketch(omega: Float[Tensor, "r p"], Y: Float[Tensor, "r p"], smallest: float) -> Float[Tensor, "k p"]:
+    """M with MᵀM = Yᵀ (Ω Yᵀ)⁺ Y: eigenvalues of Ω Yᵀ below `smallest` of the largest are rounding, and left out."""
+    T = omega @ Y.T
+    theta, U = torch.linalg.eigh(0.5 * (T + T.T))
+    kept = theta > smallest * theta[-1].clamp(min=0)
+    kept[-1] = True  # one row at least, of zeros where H is zero
+    root = theta[kept].clamp(min=torch.finfo(theta.dtype).tiny).sqrt()
+    return (U[:, kept] / root).T @ Y

@@ -1,0 +1,42 @@
+"""Preconditioners and products: counts of iterations, and their pages at toy size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from lapwing.bench.reproduce import preconditioners, product_cost
+from lapwing.bench.reproduce.effort import TOY
+from lapwing.bench.reproduce.folder import DataFolder
+from lapwing.bench.reproduce.store import Store
+from lapwing.bench.reproduce.study import Study
+from lapwing.operators import DiagonalCurvature, GroupedDiagonal
+from lapwing.report import preconditioners as preconditioners_report
+from lapwing.report import product_cost as product_cost_report
+from lapwing.report.study import markdown, write_study
+
+
+def test_iterations_are_as_many_as_there_are_different_eigenvalues() -> None:
+    values = torch.tensor([1.0, 1.0, 5.0, 5.0, 9.0], dtype=torch.float64)
+    truth = torch.ones(5, dtype=torch.float64)
+    assert preconditioners.iterations(values.diag(), truth, None) == 3
+    exact = DiagonalCurvature(values - 0.5).plus(GroupedDiagonal(values.new_full((1,), 0.5), torch.zeros(5).long()))
+    assert preconditioners.iterations(values.diag(), truth, exact) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("bench", "report", "tables"),
+    [(preconditioners, preconditioners_report, 2), (product_cost, product_cost_report, 1)],
+    ids=["preconditioners", "product-cost"],
+)
+def test_the_pages_can_be_made(bench, report, tables: int, tmp_path: Path) -> None:
+    record = bench.run(Study(DataFolder(None), Store(tmp_path), TOY, n_seeds=1))
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+    page = report.page(record, "lapwing reproduce")
+    assert write_study(page, tmp_path / "report.html").read_text().count('role="img"') == 2
+    assert report.picture(record, tmp_path / "picture.png").stat().st_size > 5000
+    assert len(page.tables) == tables and all(len(markdown(t).splitlines()) > 2 for t in page.tables)
