@@ -16,6 +16,7 @@ from lapwing.linalg import (
     leading_eigenpairs,
     signs,
     trace,
+    xtrace,
 )
 from lapwing.linalg.estimated import student_quantile
 from makers import randn
@@ -147,6 +148,41 @@ def test_hutchinson_is_exact_on_a_diagonal_and_hutch_plus_plus_at_low_rank() -> 
     A = M.T @ M
     found = hutch_plus_plus(product(A), signs(4, 30, gen(3)), signs(3, 30, gen(4)))
     assert found.value == pytest.approx(float(A.trace()), rel=1e-10) and found.std_error < 1e-10
+
+
+@pytest.mark.parametrize("rank", [0, 1, 4])
+def test_xtrace_is_exact_at_low_rank(rank: int) -> None:
+    M = randn(rank, 30, g=gen(2))
+    found = xtrace(product(M.T @ M), signs(5, 30, gen(3)))
+    assert found.value == pytest.approx(float((M**2).sum()), rel=1e-9, abs=1e-9) and found.std_error < 1e-9
+
+
+def test_xtrace_is_what_leaving_each_probe_out_gives() -> None:
+    A, probes = matrix(20, 1e3), signs(5, 20, gen(1))
+    values = []
+    for i in range(5):
+        Q = torch.linalg.qr((probes[[j for j in range(5) if j != i]] @ A).T).Q
+        z = probes[i] - Q @ (Q.T @ probes[i])
+        values.append(torch.trace(Q.T @ A @ Q) + z @ A @ z)
+    found = xtrace(product(A), probes)
+    assert found.value == pytest.approx(float(torch.stack(values).mean()), rel=1e-10)
+    assert found.std_error == pytest.approx(float(torch.stack(values).std()) / 5**0.5, rel=1e-6)
+
+
+def xtrace_errors(planted: float = 0.0) -> tuple[float, float]:
+    """Mean error over 300 runs in its own standard errors, and the true spread over the one that is reported."""
+    A = matrix(40, 1e3)
+    truth = float(A.trace())
+    found = [xtrace(product(A), signs(8, 40, gen(seed))) for seed in range(300)]
+    errors = torch.tensor([planted + e.value - truth for e in found])
+    reported = torch.tensor([e.std_error for e in found]).square().mean().sqrt()
+    return float(errors.mean() / errors.std() * 300**0.5), float(errors.std() / reported)
+
+
+def test_xtrace_is_unbiased_and_its_error_estimate_is_right() -> None:
+    bias, ratio = xtrace_errors()
+    assert abs(bias) < 4 and 0.7 < ratio < 1.4
+    assert abs(xtrace_errors(planted=0.02 * float(matrix(40, 1e3).trace()))[0]) > 4  # a bias would be noticed
 
 
 def test_the_pilot_takes_the_better_of_both() -> None:

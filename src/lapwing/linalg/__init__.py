@@ -10,7 +10,7 @@ from lapwing.linalg.log_grid import products_on_grid
 from lapwing.linalg.pivoted_cholesky import PartialCholesky, pivoted_cholesky, semidefinite_eigenvalues
 from lapwing.linalg.probes import Probes, Rademacher, UnitVectors
 from lapwing.linalg.symmetric import add_gram_, mirror_
-from lapwing.linalg.trace import hutch_plus_plus, hutchinson, signs, trace
+from lapwing.linalg.trace import hutch_plus_plus, hutchinson, signs, trace, xtrace
 
 __all__ = [
     "CG",
@@ -42,4 +42,5 @@ __all__ = [
     "semidefinite_eigenvalues",
     "signs",
     "trace",
+    "xtrace",
 ]
