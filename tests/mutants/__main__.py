@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from .session import MutantSession
+
 PROJECT = Path(__file__).parent.parent.parent
 
 
@@ -20,14 +22,11 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=PROJECT / "mutants-results")
     parser.add_argument("-n", type=int, default=100, help="how many mutants")
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--again", nargs="*", default=(), metavar="KEY", help="mutants to try once more")
     parser.add_argument("--tests", nargs="*", default=[str(PROJECT / "tests")], help="test files; by default all")
     args = parser.parse_args()
-    from .session import MutantSession  # imports pytest's plugins, so that their asserts are rewritten in time
-
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(args.folder / "hypothesis")
     options = ["-s", "-q", "-p", "no:cacheprovider", "-p", "no:cov", "-p", "no:xdist", f"--rootdir={PROJECT}"]
-    return pytest.main([*options, *args.tests], plugins=[MutantSession(args.folder, args.n, args.seed, args.again)])
+    return pytest.main([*options, *args.tests], plugins=[MutantSession(args.folder, args.n, args.seed)])
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ def plant(site: Site, package: Path) -> None:
     path = package / site.file
     mutant = compile(site.planted(path.read_text(encoding="utf-8")), str(path), "exec")
     (code,) = (code for code in _codes(mutant) if _is_at(code, site))
-    held = [f for f in gc.get_objects() if isinstance(f, FunctionType) and _is_original(f.__code__, site, path)]
+    held = [f for f in gc.get_objects() if type(f) is FunctionType and _is_original(f.__code__, site, path)]
     assert held, f"{site.function} of {path} is not imported"
     for function in held:
         function.__code__ = code

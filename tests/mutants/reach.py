@@ -1,10 +1,9 @@
-"""Which tests run which lines of the core: measured once per test file, kept in a folder."""
+"""Which tests of a file run which lines of the core: measured once."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,17 +25,11 @@ class Reach:
     tests: dict[tuple[str, int], frozenset[str]]
 
     @classmethod
-    def read(cls, folder: Path) -> Reach:
-        seconds: dict[str, float] = {}
-        tests: dict[tuple[str, int], frozenset[str]] = defaultdict(frozenset)
-        for path in sorted(folder.glob("*.json")):
-            found = json.loads(path.read_text(encoding="utf-8"))
-            names = list(found["seconds"])
-            seconds.update(found["seconds"])
-            for file, lines in found["lines"].items():
-                for line, numbers in lines.items():
-                    tests[file, int(line)] |= {names[k] for k in numbers}
-        return cls(seconds, tests)
+    def read(cls, path: Path) -> Reach:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        names = list(found["seconds"])
+        lines = ((file, line, numbers) for file, lines in found["lines"].items() for line, numbers in lines.items())
+        return cls(found["seconds"], {(file, int(line)): frozenset(names[k] for k in ks) for file, line, ks in lines})
 
     def of(self, site: Site) -> list[str]:
         """The tests that run a site's statement, quickest first."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 
-from . import reach, table
+from . import table
+from .reach import Reach, measure
 from .sites import Site, core_sites, draw
 from .trial import Record, trial
 
@@ -25,45 +28,52 @@ class MutantSession:
     folder: Path
     n: int
     seed: int
-    again: Sequence[str]
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """File after file: what it reaches, then whom it kills among those that are left."""
         (self.folder / "reach").mkdir(parents=True, exist_ok=True)
-        self._measure(session.items)
-        self._try(session.items)
+        drawn = draw(core_sites(PACKAGE), self.n, self.seed)
+        for path, items in groupby(session.items, lambda item: item.path):
+            self._against(f"{path.stem}-{_digest(path)}", {item.nodeid: item for item in items}, drawn)
         known = self._records()
-        records = [known[site.key] for site in self._drawn() if site.key in known]
+        records = [known[site.key] for site in drawn if site.key in known]
         (self.folder / "table.md").write_text(table.table(records), encoding="utf-8")
         return True
 
-    def _measure(self, items: Sequence[pytest.Item]) -> None:
-        by_file: dict[Path, list[pytest.Item]] = {}
-        for item in items:
-            by_file.setdefault(item.path, []).append(item)
-        for path, some in by_file.items():
-            kept = self.folder / "reach" / f"{path.stem}.json"
-            if not kept.exists():
-                reach.measure(some, PACKAGE, kept)
-                print(f"measured what {path.name} reaches", flush=True)
-
-    def _try(self, items: Sequence[pytest.Item]) -> None:
-        known, drawn = self._records(), self._drawn()
-        reached, named = reach.Reach.read(self.folder / "reach"), {item.nodeid: item for item in items}
-        for k, site in enumerate(drawn, 1):
-            tests = [test for test in reached.of(site) if test in named]
-            if site.key in known and known[site.key].settled(len(tests)) and site.key not in self.again:
-                continue
+    def _against(self, file: str, items: dict[str, pytest.Item], drawn: Sequence[Site]) -> None:
+        known = self._records()
+        before = {site: known.get(site.key, Record.untried(site)) for site in drawn}
+        left = [site for site in drawn if not before[site].dead and file not in before[site].files]
+        reached = self._reached(file, items) if left else Reach({}, {})
+        for site in left:
+            tests = [test for test in reached.of(site) if test in items]
             patience = _PATIENCE + 10 * max((reached.seconds[test] for test in tests), default=0.0)
-            record = trial(site, [named[test] for test in tests], PACKAGE, patience)
-            with (self.folder / "records.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(record)) + "\n")
-            print(f"{k}/{len(drawn)} {site.key} {site.file}:{site.line} {record.outcome} {record.by}", flush=True)
+            record = before[site].tried(
+                file, *trial(site, [items[test] for test in tests], PACKAGE, patience), len(tests)
+            )
+            self._keep(record)
+            if tests:
+                print(f"{file}: {site.key} {site.file}:{site.line} {record.outcome} {record.by}", flush=True)
 
-    def _drawn(self) -> list[Site]:
-        return draw(core_sites(PACKAGE), self.n, self.seed)
+    def _reached(self, file: str, items: dict[str, pytest.Item]) -> Reach:
+        kept = self.folder / "reach" / f"{file}.json"
+        if not kept.exists():
+            measure(list(items.values()), PACKAGE, kept)
+        return Reach.read(kept)
+
+    def _keep(self, record: Record) -> None:
+        with (self.folder / "records.jsonl").open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(asdict(record)) + "\n")
 
     def _records(self) -> dict[str, Record]:
-        """The last word on each mutant."""
+        """The last word on each mutant; what is dead stays so."""
         path = self.folder / "records.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        return {row["key"]: Record(**row) for row in map(json.loads, lines)}
+        rows = [Record(**row) for row in map(json.loads, lines)]
+        return {row.key: row for row in sorted(rows, key=lambda row: row.dead)}
+
+
+def _digest(test_file: Path) -> str:
+    """What a measurement belongs to: the test file and all of the package. Either changes, and it is made anew."""
+    paths = [test_file, *sorted(PACKAGE.rglob("*.py"))]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:8]

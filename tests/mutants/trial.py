@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,33 +29,36 @@ class Record:
     before: str
     after: str
     outcome: str
-    by: str  # the test that failed, or did not end
-    n_tests: int  # that reach it
+    by: str = ""  # the test that failed, or did not end
+    n_tests: int = 0  # that reach it, of the test files below
+    files: tuple[str, ...] = ()
+
+    @classmethod
+    def untried(cls, site: Site) -> Record:
+        return cls(site.key, site.file, site.function, site.line, site.kind, site.before, site.after, UNREACHED)
 
     @property
     def dead(self) -> bool:
         return self.outcome in (KILLED, TIMEOUT)
 
-    def settled(self, n_tests: int) -> bool:
-        """Whether so many tests would change nothing."""
-        return self.dead or self.n_tests == n_tests
+    def tried(self, file: str, outcome: str, by: str, n_tests: int) -> Record:
+        """After one more test file."""
+        outcome = self.outcome if outcome == UNREACHED else outcome
+        return replace(self, outcome=outcome, by=by, n_tests=self.n_tests + n_tests, files=(*self.files, file))
 
 
-def trial(site: Site, items: Sequence[pytest.Item], package: Path, patience: float) -> Record:
-    """Tests in the order given; `patience` is how many seconds one of them may take."""
-    outcome, by = (SURVIVED, "") if items else (UNREACHED, "")
+def trial(site: Site, items: Sequence[pytest.Item], package: Path, patience: float) -> tuple[str, str]:
+    """The outcome and whose it is. Tests in the order given; `patience` is how many seconds one of them may take."""
     left = list(items)
     while left:
         said, ended = forked(lambda say, left=left: _first_failure(site, left, package, say), patience)
         if said[-1] == "all passed":
             break
-        by, outcome = said[-1], KILLED if ended else TIMEOUT
-        failed = next(k for k, item in enumerate(left) if item.nodeid == by)
+        failed = next(k for k, item in enumerate(left) if item.nodeid == said[-1])
         if not _fails_anyway(left[failed], patience):
-            break
-        outcome, by, left = SURVIVED, "", left[failed + 1 :]
-    shown = site.file, site.function, site.line, site.kind, site.before, site.after
-    return Record(site.key, *shown, outcome, by, len(items))
+            return KILLED if ended else TIMEOUT, said[-1]
+        left = left[failed + 1 :]
+    return (SURVIVED if items else UNREACHED), ""
 
 
 def _first_failure(site: Site, items: Sequence[pytest.Item], package: Path, say: Callable[[Any], None]) -> None:
