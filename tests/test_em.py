@@ -15,6 +15,7 @@ import oracle
 from lapwing.data import as_batches
 from lapwing.em import EMStep
 from lapwing.em.loop import _Em
+from lapwing.em.scaling import Scaling
 from lapwing.em.solvers import System
 from lapwing.em.targets import target_share
 from lapwing.observations import observed
@@ -127,10 +128,33 @@ def test_both_objectives_have_the_same_minimum():
         found = em.solver.solve(draws, system, data_targets=data_targets)
         assert_close(found.draws.zeta, exact, rtol=5e-2)
         assert found.residual < 5e-2
+        b = draws.pull(posterior.prior.P0.diagonal, posterior.part_scales)
+        r = b - posterior.precision.mv(found.draws.zeta)
+        squared = (r * posterior.precision.solve(r)).sum(-1) / (b * posterior.precision.solve(b)).sum(-1)
+        assert found.residual == pytest.approx(float(squared.max()) ** 0.5, rel=1e-6)
+
+
+def test_draws_from_the_curvature_grow_with_the_root_of_its_scale():
+    model, data = regression()
+    posterior = lw.fit(model, data, "regression", structure="full")
+    em = _Em.of(posterior, source_of(posterior, in_batches(data)), lw.EM(n_samples=3, solver=lw.CG()), False, False, 0)
+    once, fourfold = (em.solver.H.draws(3, c * posterior.part_scales, seeded(0)) for c in (1.0, 4.0))
+    assert_close(fourfold, 2 * once)
 
 
 def source_of(posterior: lw.Posterior, data: Any) -> Any:
     return partial(observed, as_batches(data), posterior.likelihood, posterior.sites, progress=False)
+
+
+def test_distances_are_from_the_priors_mean():
+    model, data = regression()
+    prior = lw.prior(model, precision=2.0, groups="layer", mean=0.3)
+    posterior = lw.fit(model, data, "regression", prior=prior, structure="full")
+    theta, index = oracle.theta(model), posterior.prior.index
+    w = torch.linspace(0.5, 2.0, len(theta), dtype=torch.float64)
+    for weights, each in ((None, torch.ones_like(w)), (w, w)):
+        expected = [(each * (theta - 0.3) ** 2)[index == g].sum() for g in range(int(index.max()) + 1)]
+        assert_close(Scaling(posterior.prior, weights).scatter(theta), torch.stack(expected))
 
 
 # --- fixed points ------------------------------------------------------------------------------------------------

@@ -14,7 +14,13 @@ from torch import Tensor, nn
 
 import lapwing as lw
 import oracle
-from lapwing.tuning.validation import GRID
+from lapwing.data import as_batches
+from lapwing.predictive.link_rules import DEFAULT, PROBIT
+from lapwing.tuning.gradient import _log_scale_bounds
+from lapwing.tuning.held_out import HeldOut as HeldOutPass
+from lapwing.tuning.held_out import Shift
+from lapwing.tuning.scoring import Freedom, Score, _best_temperature
+from lapwing.tuning.validation import GRID, Candidate
 from oracle import assert_close
 
 # --- the 1-h-1 networks on a noisy sine ------------------------------------------------------------------------
@@ -443,6 +449,44 @@ def test_validation_with_known_noise_is_brute_force():
     )
     assert all(-step.score <= score + 1e-9 for step, score in zip(tried, scores, strict=True))
     assert float(tuned.likelihood.resolved()) == 0.07
+
+
+def test_a_temperature_pays_for_itself_once_for_all_terms():
+    """(log T − 1)² + (log T / ½)² / 2n is least at log T = 1 / (1 + 2/n), which a parabola finds."""
+    for n in (10, 1000):
+        found = _best_temperature(lambda T: (log(T) - 1) ** 2, PROBIT, Freedom(False, 0.5, 0.5), n)
+        assert log(found.dispersion) == pytest.approx(1 / (1 + 2 / n), rel=1e-9)
+        assert found.cost == pytest.approx(2 / (1 + 2 / n) ** 2, rel=1e-9)
+
+
+def test_what_a_candidate_pays_for():
+    """Nothing for the network read as usual; else for its mean, temperature, link and scale."""
+    plain = Candidate(0, 1.0, "network", Score(0.3, 1.0, DEFAULT))
+    other = Candidate(0, 100.0, "linear", Score(0.3, 1.5, PROBIT, cost=0.7))
+    assert plain.cost == 0
+    assert other.cost == pytest.approx(2.0 + 0.7 + 0.5 + 0.5)
+
+
+def test_bounds_of_the_noise_are_those_of_the_curvatures_scale():
+    """c = κ/σ², so that the largest noise is the smallest scale."""
+    case = HeldOut.of("gaussian")
+    posterior = lw.fit(case.model, case.train, "regression", likelihood_scale=0.5, structure="diag")
+    low, high = posterior.noise_bounds()
+    least, most = _log_scale_bounds(posterior)
+    assert_close((0.5 / torch.cat([most, least]).exp()).sqrt(), torch.cat([low, high]))
+
+
+def test_means_that_are_tried_move_along_the_jacobian():
+    """f + length · J (θ − θ*), the move of the scale at hand."""
+    case = HeldOut.of("gaussian")
+    posterior = lw.fit(case.model, case.train, lw.Gaussian(noise_std=0.07), prior=1.0, structure="full")
+    moves = torch.randn(2, posterior.layout.p, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    ways = [Shift({"half": 0.5, "step": 1.0}, moves)]
+    held_out = HeldOutPass.of(posterior, as_batches(case.validation), [1.0, 3.0], ways, None)
+    _, _, f, J = case.jacobians
+    for i, move in enumerate(moves):
+        for name, length in (("network", 0.0), ("half", 0.5), ("step", 1.0)):
+            assert_close(held_out.gaussian(name, i).mean[:, 0], f + length * J @ move)
 
 
 @pytest.mark.parametrize("kappa", [1.0, 0.5])

@@ -362,14 +362,15 @@ def test_leading_eigenfunctions_approach_the_exact_gp() -> None:
     assert off == sorted(off, reverse=True) and off[-1] < 1e-9
 
 
-def test_the_bound_is_the_dense_one() -> None:
-    """log det(I + Q) + tr(G − Q) with G the kernel seen by Λ and Q its projection; predictions by I + Q."""
+@pytest.mark.parametrize("kappa", [1.0, 2.5])
+def test_the_bound_is_the_dense_one(kappa: float) -> None:
+    """log det(I + Q) + tr(G − Q) with G the kernel seen by κΛ and Q its projection; predictions by I + Q."""
     p = Problem("bernoulli", n=8)
-    gp = p.fit(lw.GP(3, method="inducing"), generator=seeded(5))
+    gp = p.fit(lw.GP(3, method="inducing"), generator=seeded(5), likelihood_scale=kappa)
     keys = torch.rand(8, dtype=torch.float64, generator=seeded(5))
     Z = p.J[keys.argsort()[:3].sort().values].flatten(0, 1)
     Pi = Z.T @ torch.linalg.pinv(Z @ Z.T, rtol=1e-13) @ Z
-    H = oracle.ggn(p.J, p.Lambda)
+    H = kappa * oracle.ggn(p.J, p.Lambda)
     kept = Pi @ H @ Pi
     log_det = torch.logdet(torch.eye(len(H)) + kept / DELTA) + torch.trace(H - kept) / DELTA
     assert_close(gp.evidence().log_det_ratio, log_det, rtol=1e-9)

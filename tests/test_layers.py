@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lapwing as lw
 import oracle
-from cases import Case, Inputs, Net, floats, mask, several, tokens
+from cases import Case, Inputs, Net, by_name, floats, mask, several, tokens
 from lapwing.data import as_input
 from lapwing.jacobian import EmbeddingBlock, FactorBlock, Jacobian
 from lapwing.operators import GroupedDiagonal, KroneckerCurvature
@@ -158,6 +158,33 @@ def test_every_contraction_of_an_embedding_block() -> None:
     assert_close(block.data_at(slice(1, 3)).parts()[0], J[1:3])
     assert block.shifted(5).slices == (slice(5, 5 + p),)
     assert block.within(slice(0, p)) is block and block.within(slice(0, p - 1)) is None
+
+
+DIRECT = ("batch-norm1d", "batch-norm2d", "layer-norm", "rms-norm", "group-norm", "instance-norm", "prelu-channels")
+
+
+@pytest.mark.parametrize("name", DIRECT)
+def test_scales_and_slopes_keep_their_rules(name: str) -> None:
+    """A rule that the probe finds wrong is given up for plain reverse mode: right, slower, and silent."""
+    assert Truth.of(by_name(name)).fit(structure="diag").linearised.rest.names == ()
+
+
+@pytest.mark.parametrize("layer", [lambda: nn.PReLU(4), lambda: nn.BatchNorm1d(4).eval()], ids=["prelu", "batch-norm"])
+def test_several_rows_of_a_layer_belong_to_one_datum(layer: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = Net(
+        lambda m, x: m.out(m.layer(m.first(x.flatten(0, 1))).unflatten(0, (len(x), -1)).mean(1)),
+        first=nn.Linear(3, 4),
+        layer=layer(),
+        out=nn.Linear(4, 2),
+    ).double()
+    x, y = torch.randn(5, 3, 3, dtype=torch.float64), torch.arange(5) % 2
+    posterior = lw.fit(model, (x, y), "classification", structure="diag")
+    f, J = oracle.jacobian(model, x)
+    p = f.softmax(-1)
+    assert posterior.linearised.rest.names == ()
+    expected = oracle.ggn(J, torch.diag_embed(p) - p[:, :, None] * p[:, None]).diagonal()
+    assert_close(posterior.curvature.diagonal(), expected, RTOL)
 
 
 def test_a_large_vocabulary_costs_what_its_tokens_cost() -> None:

@@ -14,6 +14,7 @@ from lapwing.linalg import (
     inverse_root,
     lanczos_quadrature,
     leading_eigenpairs,
+    semidefinite_eigenvalues,
     signs,
     trace,
     xtrace,
@@ -125,6 +126,20 @@ def test_quadrature_is_exact_when_the_space_is_exhausted() -> None:
     probes = torch.eye(25, dtype=torch.float64)
     found = lanczos_quadrature(product(A), probes, torch.log, rtol=0.0)
     assert found.value * 25 == pytest.approx(float(torch.logdet(A)), rel=1e-9)
+
+
+def test_eigenvalues_of_a_kernel_of_low_rank_come_from_its_few_columns() -> None:
+    M = randn(40, 5, g=gen(3))
+    found = semidefinite_eigenvalues(M @ M.T)
+    assert_close(found, torch.linalg.eigvalsh(M.T @ M), rtol=1e-10)
+
+
+def test_quadrature_is_quadratic_in_the_length_of_a_probe() -> None:
+    """zᵀ log(A) z of each, for probes that are not unit vectors."""
+    A, z = matrix(25, 1e3), signs(4, 25, gen(1)) * torch.tensor([0.5, 1.0, 2.0, 3.0], dtype=torch.float64)[:, None]
+    values, Q = torch.linalg.eigh(A)
+    found = lanczos_quadrature(product(A), z, torch.log, rtol=0.0)
+    assert found.value == pytest.approx(float(((z @ Q) ** 2 @ values.log()).mean()), rel=1e-9)
 
 
 @pytest.mark.statistical

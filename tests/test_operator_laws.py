@@ -7,6 +7,8 @@ import torch
 
 from lapwing.errors import StructureError
 from lapwing.operators import Basis, EigenCurvature, GroupedDiagonal, KroneckerCurvature, KroneckerFactors
+from lapwing.operators.conditioning import smallest_eigenvalue
+from lapwing.operators.dense_rows import DenseRows
 from makers import (
     GROUPS,
     MAKERS,
@@ -40,6 +42,7 @@ def test_to_dense_and_mv(make, seed: int) -> None:
     assert_close(H.to_dense(), H_dense)
     assert_close(H.mv(v), v @ H_dense)
     assert_close(H.diagonal(), H_dense.diagonal())
+    assert_close(H.trace(), H_dense.trace())
     P = H_dense + P0.diagonal.diag()
     assert_close(H.plus(P0).to_dense(), P)
     assert_close(H.plus(P0).mv(v), v @ P)
@@ -147,6 +150,35 @@ def test_rows(n_positions: int, seed: int) -> None:
     assert_close(rows.columns(slice(8, 12)).dense(), J[..., 8:])
     assert_close(rows.single_rows().dense(), J.reshape(-1, 1, 12))
     assert_close(rows.outputs_at(torch.tensor([1])).dense(), J[:, [1]])
+
+
+def test_rows_of_a_matrix(seed: int) -> None:
+    """Rows without a layer behind them, alone and against a layer's."""
+    M, (more, K) = randn(4, 12, g=gen(seed)), jacobian(3, 2, gen(seed + 5))
+    w, v = torch.rand(12, generator=gen(seed), dtype=torch.float64), randn(5, 12, g=gen(seed))
+    rows, D = DenseRows(M), GroupedDiagonal(w, torch.arange(12))
+    assert_close(rows.mv(v), torch.einsum("np,sp->sn", M, v)[..., None])
+    assert_close(rows.quad(w), (M**2 * w).sum(-1)[:, None, None])
+    assert_close(rows.quad_diagonal(w), (M**2 * w).sum(-1)[:, None])
+    assert_close(rows.sum_squares(), (M**2).sum(0))
+    assert_close(rows.cross(more, D), (M * w) @ K.reshape(-1, 12).T)
+    assert_close(rows.cross(rows, D), (M * w) @ M.T)
+
+
+@pytest.mark.parametrize("n_positions", [1, 3])
+def test_rows_differentiate_in_the_weights(n_positions: int, seed: int) -> None:
+    rows, J = jacobian(4, 2, gen(seed), n_positions)
+    w = (0.1 + torch.rand(12, generator=gen(seed), dtype=torch.float64)).requires_grad_()
+    pairs = (rows.quad(w), (J * w) @ J.mT), (rows.quad_diagonal(w), (J**2 * w).sum(-1))
+    for mine, true in pairs:
+        assert_close(mine, true)
+        assert_close(*(torch.autograd.grad(found.sum(), w)[0] for found in (mine, true)))
+
+
+def test_the_smallest_eigenvalue_is_found_from_above_and_closely(seed: int) -> None:
+    values, Q = 10.0 ** torch.linspace(-5, 2, 12, dtype=torch.float64), torch.linalg.qr(randn(12, 12, g=gen(seed))).Q
+    found = smallest_eigenvalue(torch.linalg.cholesky((Q * values) @ Q.T))
+    assert 1e-5 * (1 - 1e-6) <= found < 1.01e-5
 
 
 def test_rows_with_other_numbers_of_positions_stack(seed: int) -> None:

@@ -14,6 +14,7 @@ import oracle
 from cases import Case, Net, floats, mlp, tokens
 from lapwing.jacobian import FactorBlock, OutputBlock
 from lapwing.likelihoods import Sites
+from makers import randn
 from oracle import assert_close
 from truth import Truth
 
@@ -338,6 +339,17 @@ def block(n: int, r: int, o: int, i: int, *, turned: bool) -> OutputBlock:
     U = torch.randn(o, o, dtype=torch.float64, generator=g) if turned else None
     weight, bias = slice(0, o * (i - 1)), slice(o * (i - 1), o * i)
     return OutputBlock(Arrangement(1, o, weight, bias, (1, o, i - 1), (0, 1, 2)), lambda: a, U)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_rotation_of_an_output_block(turned: bool) -> None:
+    """U_Bᵀ W U_A of every row, also of one that has been turned before."""
+    n, r, o, i = 4, 2, 3, 5
+    plain = block(n, r, o, i, turned=turned)
+    U_B, U_A = (torch.linalg.qr(randn(d, d, g=torch.Generator().manual_seed(d))).Q[None] for d in (o, i))
+    W = torch.eye(o, dtype=torch.float64) if plain.U is None else plain.U
+    rows = torch.einsum("nri,co,op,ij->nrcpj", plain.a, W, U_B[0], U_A[0])
+    assert_close(torch.cat(plain.rotated(U_B, U_A).parts(), dim=-1), rows.reshape(n, r * o, o * i))
 
 
 @pytest.mark.parametrize("r", [1, 3])

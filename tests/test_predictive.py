@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 import lapwing as lw
 import oracle
+from lapwing.predictive import SiteGaussian
 from lapwing.predictive.link_rules import Default
+from lapwing.predictive.mixtures import mixture_quantile
 from oracle import assert_close
 
 FLOAT64 = torch.float64
@@ -358,6 +360,22 @@ def test_intervals_hold_their_share_of_the_predictive(name: str, predictive: str
     low, high = p.interval(level)
     assert_close(below(p, low), torch.full_like(low, (1 - level) / 2), rtol=1e-9)
     assert_close(below(p, high), torch.full_like(low, (1 + level) / 2), rtol=1e-9)
+
+
+@pytest.mark.parametrize("std", [0.1, 0.6, 5.0])
+def test_a_mixture_of_equals_has_the_quantiles_of_one(std: float):
+    means, stds = (torch.full((3, 2), value, dtype=FLOAT64) for value in (0.7, std))
+    for level in (0.01, 0.3, 0.975):
+        expected = 0.7 + std * scipy.stats.norm.ppf(level)
+        assert_close(mixture_quantile(means, stds, level), torch.full((2,), expected, dtype=FLOAT64), rtol=1e-12)
+
+
+def test_outputs_over_a_temperature(seed: int):
+    """f / T has the mean over T and the covariance over T²."""
+    mean, root = torch.randn(4, 1, 3, dtype=FLOAT64), torch.randn(4, 1, 3, 3, dtype=FLOAT64)
+    cooler = SiteGaussian(mean, root @ root.mT).tempered(2.5)
+    assert_close(cooler.mean, mean / 2.5)
+    assert_close(cooler.cov, (root / 2.5) @ (root / 2.5).mT)
 
 
 @every_predictive

@@ -258,6 +258,10 @@ def test_tempering_scales_the_likelihood_and_never_the_prior():
     )
     assert_close(lw.refine(posterior).mean, lw.refine(doubled).mean, rtol=1e-8)
     assert_close(lw.refine(posterior).log_evidence(), lw.refine(doubled).log_evidence(), rtol=1e-8)
+    for by in ("vi", "vi_diag"):
+        once, both = lw.refine(posterior, (x, y), by=by), lw.refine(doubled, [(x, y), (x, y)], by=by)
+        assert_close(once.mean, both.mean, rtol=1e-6)
+        assert_close(once.covariance(), both.covariance(), rtol=1e-6)
 
 
 def test_the_published_laplace_is_full_batch_adam():
