@@ -154,7 +154,23 @@ def test_functions_of_points_come_back_without_the_points(gp: lw.GP, path: Path)
     assert all(row.numpy().tobytes() not in path.read_bytes() for row in X)
 
 
-@pytest.mark.parametrize("structure", [lw.GP(coupling="diag"), lw.MatrixFree()], ids=["separate", "matrixfree"])
+@pytest.mark.parametrize(
+    ("kind", "gp"),
+    [("classes", lw.GP(coupling="diag")), ("classes", lw.GP(n_points=10, coupling="diag", sod_scale="none"))]
+    + [(kind, lw.GP(coupling="independent")) for kind in ("regression", "per output")],
+    ids=str,
+)
+def test_separate_functions_come_back_where_nothing_connects_them(kind: str, gp: lw.GP, path: Path) -> None:
+    posterior = fitted(kind, gp)
+    loaded = again(posterior, path)
+    assert torch.allclose(loaded.outputs(T).cov, posterior.outputs(T).cov, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(loaded.log_evidence(), posterior.log_evidence(), rtol=1e-10)
+    for part in posterior.estimate.parts[0].outputs:
+        for row in part.root.rows.dense().reshape(-1, posterior.layout.p):
+            assert not row.any() or row.contiguous().numpy().tobytes() not in path.read_bytes()
+
+
+@pytest.mark.parametrize("structure", [lw.GP(coupling="independent"), lw.MatrixFree()], ids=["tied", "matrixfree"])
 def test_what_is_made_of_its_data_is_refused(structure: Any, path: Path) -> None:
     with pytest.raises(lw.StructureError, match="save"):
         lw.save(fitted("classes", structure), path)

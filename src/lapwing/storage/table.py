@@ -38,6 +38,7 @@ from lapwing.operators import (
     KroneckerCurvature,
     KroneckerFactors,
     LowRankCurvature,
+    SeparateCurvature,
 )
 from lapwing.params import ParamLayout
 from lapwing.posterior import Readout
@@ -67,6 +68,16 @@ def _of_no_datum(H: LowRankCurvature) -> LowRankCurvature:
             'Use structure="kron", or fewer parameters: params="last_layer".'
         )
     return H.turned()
+
+
+def _untied(H: SeparateCurvature) -> SeparateCurvature:
+    """Where a softmax connects the outputs, their rows must stay rows of the same data, and would show them."""
+    if H.tie is not None:
+        raise StructureError(
+            'lw.GP(coupling="independent") of a softmax connects outputs datum by datum, so its rows show the data '
+            'they came from, and cannot be saved: a file holds no training data. coupling="full" and "diag" can.'
+        )
+    return H
 
 
 def _without_outputs(at: Expansion) -> Expansion:
@@ -129,6 +140,12 @@ def _check_maps(layer: Arrangement, inputs: Sequence[int], outputs: Sequence[int
     _check_tiling(in_order, [s.stop - s.start for s in in_order])
 
 
+def _check_separate(H: SeparateCurvature) -> None:
+    _require(len(H.outputs) > 0 and len({part.p for part in H.outputs}) == 1, "outputs with other weights")
+    k = H.output_of
+    _require(len(k) > 0 and int(k.min()) >= 0 and int(k.max()) < len(H.outputs), "rows of outputs that are not there")
+
+
 def _check_low_rank(H: LowRankCurvature) -> None:
     _require(tuple(H.scale.shape) in ((), (H.rank,)), "rows with other scales")
 
@@ -184,6 +201,7 @@ CURVATURES = {
     "ExactDamping": Entry(operators.ExactDamping),
     "SplitDamping": Entry(operators.SplitDamping),
     "LowRankCurvature": Entry(LowRankCurvature, _of_no_datum, _check_low_rank),
+    "SeparateCurvature": Entry(SeparateCurvature, _untied, _check_separate),
     "BoundedCurvature": Entry(operators.BoundedCurvature),
     "RootKernels": Entry(operators.RootKernels),
     "DenseRows": Entry(operators.DenseRows),
