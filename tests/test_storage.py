@@ -170,11 +170,23 @@ def test_separate_functions_come_back_where_nothing_connects_them(kind: str, gp:
             assert not row.any() or row.contiguous().numpy().tobytes() not in path.read_bytes()
 
 
-@pytest.mark.parametrize("structure", [lw.GP(coupling="independent"), lw.MatrixFree()], ids=["tied", "matrixfree"])
-def test_what_is_made_of_its_data_is_refused(structure: Any, path: Path) -> None:
-    with pytest.raises(lw.StructureError, match="save"):
-        lw.save(fitted("classes", structure), path)
+def test_what_is_made_of_its_data_is_refused(path: Path) -> None:
+    with pytest.raises(lw.StructureError, match="saved"):
+        lw.save(fitted("classes", lw.GP(coupling="independent")), path)
     assert not path.exists()
+
+
+@pytest.mark.parametrize("kind", ["classes", "per output"])
+def test_matrix_free_is_written_as_the_matrix_it_stands_for(kind: str, path: Path, monkeypatch: Any) -> None:
+    posterior = fitted(kind, lw.MatrixFree(solver=lw.CG(rtol=1e-10)))
+    loaded, full = again(posterior, path), fitted(kind, "full")
+    assert torch.allclose(loaded.outputs(T).cov, full.outputs(T).cov, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(loaded.outputs(T).cov, posterior.outputs(T).cov, rtol=1e-6, atol=1e-9)
+    assert torch.allclose(loaded.log_evidence(), full.log_evidence(), rtol=1e-10)
+    assert_same_bits(loaded, again(loaded, path))
+    monkeypatch.setattr("lapwing.storage.posterior_file._MOST_MULTIPLIED_OUT", 5)
+    with pytest.raises(lw.StructureError, match="products with its training data"):
+        lw.save(posterior, path)
 
 
 def test_float32_comes_back(path: Path) -> None:

@@ -12,12 +12,13 @@ import torch
 from torch import nn
 
 from lapwing import registry
-from lapwing.curvature import FitStatistics, MatrixFree
+from lapwing.curvature import FitStatistics, Full, MatrixFree
 from lapwing.errors import InputTypeError, LapwingError, StorageError, StructureError, located
 from lapwing.jacobian import RowSizes
 from lapwing.layers import rule_for
 from lapwing.likelihoods import CustomLikelihood, Gaussian, Likelihood
 from lapwing.linearise import Linearised, Network, unwrapped
+from lapwing.operators import DenseCurvature
 from lapwing.params import ParamLayout
 from lapwing.posterior import Posterior
 from lapwing.sandbox import plain_tensors
@@ -32,6 +33,7 @@ from lapwing.storage.table import TABLE
 _HOST = torch.device("cpu")
 _ON_HOST = {"likelihood", "likelihood_scale", "readout"}  # small numbers, which stay on the CPU
 _NOT_WRITTEN = {"source", "linearised"}
+_MOST_MULTIPLIED_OUT = 4_096  # parameters of a matrix-free posterior: as many products, and 128 MiB
 _MEMORY_FORMATS = {
     "preserve": torch.preserve_format,
     "channels_last": torch.channels_last,
@@ -44,17 +46,13 @@ def save(posterior: Posterior, path: str | os.PathLike[str]) -> None:
     """Write a posterior to one file, which replaces an older one whole or not at all.
 
     The file holds curvature, prior, likelihood, tuning history and how predictions are read off, in the layout of
-    safetensors, with a hash of every byte. It holds no pickle, no weights and no training data.
+    safetensors, with a hash of every byte. It holds no pickle, no weights and no training data. A matrix-free posterior
+    needs those for every answer: it is written as the full matrix it stands for, and read as `full`.
     """
     if not isinstance(posterior, Posterior):
         raise InputTypeError(f"save: expected a Posterior from lw.fit, got {type(posterior).__name__}.")
-    if isinstance(posterior.structure, MatrixFree):
-        raise StructureError(
-            "save: a matrix-free posterior is products with its training data, and these are not written to a file. "
-            'Fit again where it is needed, or save structure="lowrank" or "kron".'
-        )
     target = _path("save", path)
-    content = encoded(posterior)
+    content = encoded(_without_data(posterior))
     replace_file(target, lambda file: container.write(file, content))
 
 
@@ -79,6 +77,23 @@ def _path(function: str, path: Any) -> Path:
     if not isinstance(path, str | os.PathLike):
         raise InputTypeError(f"{function}: expected a path, got {type(path).__name__}.")
     return Path(path)
+
+
+def _without_data(posterior: Posterior) -> Posterior:
+    """A matrix-free posterior goes back to its data for every answer; a file holds the matrix that it stands for."""
+    if not isinstance(posterior.structure, MatrixFree):
+        return posterior
+    p = posterior.layout.p
+    if p > _MOST_MULTIPLIED_OUT:
+        raise StructureError(
+            "save: a matrix-free posterior is products with its training data, which are not written to a file; the "
+            f"full matrix is, up to {_MOST_MULTIPLIED_OUT} parameters, and these are {p}. Fit again where it is "
+            'needed, or save structure="lowrank" or "kron".'
+        )
+    with torch.no_grad():
+        matrices = [H.to_dense() for H in posterior.estimate.parts]
+    parts = tuple(DenseCurvature.of((H + H.T) / 2) for H in matrices)
+    return replace(posterior, structure=Full(), estimate=replace(posterior.estimate, parts=parts))
 
 
 # --- to a document and back -----------------------------------------------------------------------------
