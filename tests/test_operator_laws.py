@@ -158,6 +158,8 @@ def test_rows_of_a_matrix(seed: int) -> None:
     w, v = torch.rand(12, generator=gen(seed), dtype=torch.float64), randn(5, 12, g=gen(seed))
     rows, D = DenseRows(M), GroupedDiagonal(w, torch.arange(12))
     assert_close(rows.mv(v), torch.einsum("np,sp->sn", M, v)[..., None])
+    assert_close(rows.push(v), v @ M.T)
+    assert_close(rows.pull(v[:, :4]), v[:, :4] @ M)
     assert_close(rows.quad(w), (M**2 * w).sum(-1)[:, None, None])
     assert_close(rows.quad_diagonal(w), (M**2 * w).sum(-1)[:, None])
     assert_close(rows.sum_squares(), (M**2).sum(0))

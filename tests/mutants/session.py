@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
@@ -18,7 +18,7 @@ from .trial import Record, trial
 
 PACKAGE = Path(__file__).parent.parent.parent / "src" / "lapwing"
 
-_PATIENCE = 120.0  # seconds; ten times as long as the slowest test, if that is more
+_PATIENCE = 120.0  # seconds, and ten times what the slowest test takes
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,9 @@ class MutantSession:
         """File after file: what it reaches, then whom it kills among those that are left."""
         (self.folder / "reach").mkdir(parents=True, exist_ok=True)
         drawn = draw(core_sites(PACKAGE), self.n, self.seed)
-        for path, items in groupby(session.items, lambda item: item.path):
-            self._against(f"{path.stem}-{_digest(path)}", {item.nodeid: item for item in items}, drawn)
+        for path, group in groupby(session.items, lambda item: item.path):
+            items = {item.nodeid: item for item in group}
+            self._against(f"{path.stem}-{_digest(path, items)}", items, drawn)
         known = self._records()
         records = [known[site.key] for site in drawn if site.key in known]
         (self.folder / "table.md").write_text(table.table(records), encoding="utf-8")
@@ -48,9 +49,8 @@ class MutantSession:
         for site in left:
             tests = [test for test in reached.of(site) if test in items]
             patience = _PATIENCE + 10 * max((reached.seconds[test] for test in tests), default=0.0)
-            record = before[site].tried(
-                file, *trial(site, [items[test] for test in tests], PACKAGE, patience), len(tests)
-            )
+            outcome, by = trial(site, [items[test] for test in tests], PACKAGE, patience)
+            record = before[site].tried(file, outcome, by, len(tests))
             self._keep(record)
             if tests:
                 print(f"{file}: {site.key} {site.file}:{site.line} {record.outcome} {record.by}", flush=True)
@@ -73,7 +73,7 @@ class MutantSession:
         return {row.key: row for row in sorted(rows, key=lambda row: row.dead)}
 
 
-def _digest(test_file: Path) -> str:
-    """What a measurement belongs to: the test file and all of the package. Either changes, and it is made anew."""
+def _digest(test_file: Path, tests: Iterable[str]) -> str:
+    """What a measurement belongs to: tests, their file and all of the package. One changes, and it is made anew."""
     paths = [test_file, *sorted(PACKAGE.rglob("*.py"))]
-    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:8]
+    return hashlib.sha256(b"".join([*(path.read_bytes() for path in paths), *map(str.encode, tests)])).hexdigest()[:8]

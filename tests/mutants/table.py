@@ -21,7 +21,7 @@ def table(records: Sequence[Record]) -> str:
 
 
 def _row(record: Record) -> str:
-    by = record.by.replace("tests/", "") if record.outcome == KILLED else f"**{record.outcome}**"
+    by = f"`{record.by.removeprefix('tests/')}`" if record.outcome == KILLED else f"**{record.outcome}**"
     cells = f"{record.file} `{record.function}`", record.kind, _code(record.before), _code(record.after), by
     return "| " + " | ".join(cells) + " |"
 
