@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from functools import cache, partial
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -114,6 +115,16 @@ def test_samples_solve_their_equations(solver: str, problem: str):
 
 def in_batches(data: tuple[Tensor, Tensor]) -> list[tuple[Tensor, Tensor]]:
     return list(zip(data[0].split(30), data[1].split(30), strict=True))
+
+
+@pytest.mark.parametrize("solver", [lw.SGD(), lw.Dense()], ids=["sgd", "dense"])
+def test_what_sees_one_process_is_refused_in_several(solver: Any, monkeypatch: pytest.MonkeyPatch):
+    model, data = regression()
+    posterior = lw.fit(model, data, "regression", structure="diag")
+    front = import_module("lapwing.tune")
+    monkeypatch.setattr(front.ranks, "many", lambda: True)
+    with pytest.raises(lw.StructureError, match=f"{type(solver).__name__}.* one process"):
+        front._Choice(True, False, False).check_em(posterior, lw.EM(solver=solver), None)
 
 
 def test_both_objectives_have_the_same_minimum():

@@ -181,8 +181,9 @@ class _Choice:
                 "EM(g_prior=True) gives every weight a precision of its own, which a Kronecker product cannot take. "
                 'Use structure="matrixfree", "lowrank", "diag" or "full".'
             )
-        if isinstance(settings.solver, em.SGD) and ranks.many():
-            raise StructureError("EM(solver=lw.SGD(...)) takes one process; ranks together can use lw.CG(...).")
+        if isinstance(settings.solver, em.SGD | em.Dense) and ranks.many():
+            name = type(settings.solver).__name__
+            raise StructureError(f"EM(solver=lw.{name}(...)) takes one process; ranks together can use lw.CG(...).")
 
     def sampled(
         self,
