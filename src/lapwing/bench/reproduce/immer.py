@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lapwing import metrics
 from lapwing.bench.reproduce import uci
 from lapwing.bench.reproduce.architectures import mlp
-from lapwing.bench.reproduce.immer_methods import COARSE, GRID, LEAST_REFINED, N_SAMPLES, PARTS, Case
+from lapwing.bench.reproduce.immer_methods import COARSE, GRID, LEAST_REFINED, N_SAMPLES, PARTS, REFINED, Case
 from lapwing.bench.reproduce.many import train_many
 from lapwing.bench.reproduce.study import Study, done, timed
 
@@ -60,7 +60,7 @@ def run(study: Study) -> ImmerRecord:
         for part in PARTS
         for name in uci.NAMES
         for number in range(n_splits(study, name))
-        if part == "plain" or name not in uci.LARGE
+        if part != "mode" or name not in uci.LARGE
     ]
     return ImmerRecord(study="immer2021-uci", effort=study.effort.name, n_splits=study.n_seeds, runs=done(study, jobs))
 
@@ -89,7 +89,8 @@ class ImmerJob:
 
     @property
     def made_with(self) -> str:
-        return f"{self._trained_with} | {self.part} from {LEAST_REFINED} | {N_SAMPLES} samples"
+        steps = f" | {REFINED} steps" if self.part == "refine" else ""
+        return f"{self._trained_with} | {self.part} from {LEAST_REFINED} | {N_SAMPLES} samples{steps}"
 
     @property
     def _trained_with(self) -> str:
