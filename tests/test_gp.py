@@ -517,6 +517,6 @@ def test_a_gp_over_weights_survives_a_file(form: lw.GP, tmp_path: Path) -> None:
     assert_close(again.with_prior(2.0).log_evidence(), gp.with_prior(2.0).log_evidence())
 
 
-def test_separate_outputs_are_kept_as_rows_of_the_data_and_not_saved(tmp_path: Path) -> None:
-    with pytest.raises(lw.StructureError, match="SeparateCurvature"):
-        lw.save(Problem("categorical").fit(FORMS[1]), tmp_path / "gp.lapwing")
+def test_outputs_that_a_softmax_connects_are_kept_as_rows_of_the_data_and_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(lw.StructureError, match="datum by datum"):
+        lw.save(Problem("categorical").fit(lw.GP(coupling="independent")), tmp_path / "gp.lapwing")
