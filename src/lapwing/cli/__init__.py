@@ -104,12 +104,12 @@ def bench(
         return
     from lapwing.bench import runner
 
-    rows = []
+    rows, path = [], out / "bench.json"
     for row in runner.run(workload):
         rows.append(row)
+        _save({"rows": runner.merged(_saved_rows(path), [row])}, path)  # what is measured stays, if the rest is stopped
         if not as_json:
             show_bench_row(row)
-    path = _save({"rows": runner.merged(_saved_rows(out / "bench.json"), rows)}, out / "bench.json")
     if as_json:
         typer.echo(json.dumps({"rows": rows}))
     else:
