@@ -15,7 +15,8 @@ import lapwing as lw
 import oracle
 from lapwing.curvature.points import AtRandom, choose_points
 from lapwing.data import as_input
-from lapwing.operators import low_rank
+from lapwing.jacobian import DenseBlock, FactorBlock, Given
+from lapwing.operators import Arrangement, low_rank
 from makers import low_rank as low_rank_maker
 from makers import randn
 from oracle import assert_close
@@ -140,6 +141,39 @@ def test_convolutions_are_written_out_in_tiles(coupling: str, monkeypatch: pytes
     d = prior.P0.diagonal.repeat(J.shape[-1] // prior.layout.p)
     gp = lw.fit(model, (X, Y), "classification", structure=lw.GP(coupling=coupling), prior=prior)
     assert_close(gp.outputs(Xt).cov, oracle.functional_cov(Jt, oracle.posterior(oracle.ggn(J, Lambda), d)))
+
+
+@pytest.mark.parametrize("coupling", ["full", "independent"])
+@pytest.mark.parametrize("lengths", [(9,), (2, 9), (9, 2)], ids=str)
+def test_kernels_at_many_positions_are_kept_as_entries(coupling: str, lengths: tuple[int, ...]) -> None:
+    """Where sequences are short the factors are smaller; rows of both kinds stand in one posterior."""
+    torch.manual_seed(0)
+    layers = (nn.Conv1d(1, 2, 3, padding=1), nn.Tanh(), nn.AdaptiveAvgPool1d(3), nn.Flatten(), nn.Linear(6, 3))
+    model = nn.Sequential(*layers).double()
+    data = [(randn(2, 1, length, g=seeded(length)), torch.tensor([0, 2])) for length in lengths]
+    each = [oracle.jacobian(model, x) for x, _ in data]
+    f, J = (torch.cat(parts) for parts in zip(*each, strict=True))
+    _, Jt = oracle.jacobian(model, Xt := randn(4, 1, 6, g=seeded(1)))
+    Lambda = oracle.hessians("categorical", f[:, None], torch.cat([y for _, y in data])[:, None])[:, 0]
+    if coupling == "independent":
+        J, Jt = copies(J), copies(Jt)
+    gp = lw.fit(model, data, "classification", structure=lw.GP(coupling=coupling), prior=DELTA)
+    cov = oracle.posterior(oracle.ggn(J, Lambda), DELTA * torch.ones(J.shape[-1]).double())
+    assert_close(gp.outputs(Xt).cov, oracle.functional_cov(Jt, cov))
+
+
+def test_entries_are_kept_where_they_are_fewer_than_the_factors() -> None:
+    few, many = (_convolved(length) for length in (2, 9))
+    assert few.kept() is few
+    assert isinstance(many.kept(), DenseBlock)
+    assert_close(torch.cat(many.kept().parts(), -1), torch.cat(many.parts(), -1))
+    assert_close(few.concatenated([many.kept()]).parts()[0], torch.cat([torch.cat(b.parts(), -1) for b in (few, many)]))
+
+
+def _convolved(r: int) -> FactorBlock:
+    """Two data, three outputs, r positions of a kernel with 2 output channels, 3 inputs and a bias."""
+    arrangement = Arrangement(1, 2, slice(0, 6), slice(6, 8), (1, 2, 3), (0, 1, 2))
+    return FactorBlock(arrangement, randn(2, 3, r, 1, 2, g=seeded(r)), Given(randn(2, r, 1, 4, g=seeded(r + 1))))
 
 
 # --- outputs without covariance ---------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ Nothing is downloaded, and nothing but torch is imported: other libraries are me
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import torch
@@ -45,6 +45,14 @@ class Workload:
     @property
     def n_parameters(self) -> int:
         return sum(p.numel() for p in self.model.parameters())
+
+    def with_data(self, n: int) -> Workload:
+        """The same with n other data of the same kind."""
+        x, _ = self.batches[0]
+        generator = torch.Generator().manual_seed(n)
+        X = torch.rand(n, *x.shape[1:], generator=generator)
+        Y = torch.randint(int(max(y.max() for _, y in self.batches)) + 1, (n,), generator=generator)
+        return replace(self, batches=list(zip(X.split(128), Y.split(128), strict=True)))
 
     def smaller(self, n: int) -> Workload:
         """The same with one batch of n data and n test inputs: proves that a case runs, and nothing else."""

@@ -203,7 +203,7 @@ class DenseSum(Accumulator):
 
     def add(self, pieces: Iterable[Jacobian]) -> None:
         for rows in pieces:
-            self.pieces.append(rows)
+            self.pieces.append(rows if self.H is not None else rows.kept())
             self.n_pending += rows.n * rows.c
             # N·C < P: the rows are the smaller side, and small Gram matrices replace the P × P one.
             if self.n_pending >= (self.p if self.H is None else min(self.p, _PENDING_ROWS)):

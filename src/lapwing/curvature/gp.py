@@ -27,6 +27,7 @@ from lapwing.params import ParamLayout
 
 _CRITERIA: dict[str, Criterion] = {"random": AtRandom(), "informative": MostInformative()}
 _MOST_ROWS = 1024  # of outputs predicted at a time: kernels between them and the data stay small
+_MOST_SEPARATE = 8 * _MOST_ROWS  # where outputs have kernels of their own
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,6 @@ class GP(Structure):
     sod_scale: str = "likelihood"
     rank: int | None = None
     mean: str = "network"
-    most_rows = _MOST_ROWS
 
     def __post_init__(self) -> None:
         _check_count("n_points", self.n_points)
@@ -75,6 +75,10 @@ class GP(Structure):
                 f'GP(mean="newton") moves the one set of weights behind all outputs; with coupling="{self.coupling}" '
                 'there is none. Use coupling="full".'
             )
+
+    @property
+    def most_rows(self) -> int:  # type: ignore[override]
+        return _MOST_ROWS if self.coupling == "full" else _MOST_SEPARATE
 
     @property
     def sparse(self) -> bool:
@@ -140,7 +144,8 @@ class GP(Structure):
         return layout.p**2
 
     def row_floats(self, sizes: RowSizes) -> int:
-        return sizes.factored
+        # Every piece of the inputs meets all points, so pieces are larger than where each is on its own.
+        return max(1, sizes.factored // 4)
 
 
 def _check_count(field: str, value: object) -> None:

@@ -73,7 +73,7 @@ class SeparateSum(Accumulator):
 
     def add(self, pieces: Iterable[Jacobian]) -> None:
         (rows,) = pieces  # data come whole, so all columns come at once
-        self.pieces.append(rows)
+        self.pieces.append(rows.kept())
 
     def result(self) -> Curvature:
         rows, c = stacked(self.pieces), self.sites.c

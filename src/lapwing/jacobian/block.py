@@ -68,7 +68,7 @@ class Block(ABC):
         return True
 
     def written(self) -> Float[Tensor, "nc k"]:
-        """All entries of the rows in an order of the block's own, float64."""
+        """All entries of the rows in an order of the block's own, in the model's dtype or float64."""
         return torch.cat([part.flatten(0, 1) for part in self.parts()], dim=1)
 
     def written_weights(self, D: GroupedDiagonal) -> Float[Tensor, " k"]:
@@ -77,6 +77,10 @@ class Block(ABC):
 
     @abstractmethod
     def cross(self, other: Block, D: GroupedDiagonal) -> Float[Tensor, "nc md"]: ...
+
+    @abstractmethod
+    def doubled(self) -> Block:
+        """The same columns in float64."""
 
     @abstractmethod
     def sum_squares(self) -> tuple[Float[Tensor, " _"], ...]: ...
@@ -104,6 +108,10 @@ class Block(ABC):
         """The same columns with nothing left implicit, for a block of another kind to meet."""
         return self
 
+    def kept(self) -> Block:
+        """The same columns in the form that takes least memory."""
+        return self
+
     @abstractmethod
     def data_at(self, data: slice) -> Block:
         """All rows of some of the n data."""
@@ -123,6 +131,11 @@ def padded(tensor: Tensor, r: int, axis: int) -> Tensor:
     shape = list(tensor.shape)
     shape[axis] = missing
     return torch.cat([tensor, tensor.new_zeros(shape)], dim=axis)
+
+
+def picked(tensor: Float[Tensor, "n c *rest"], rows: Int[Tensor, " k"]) -> Float[Tensor, "n k *rest"]:
+    """Some rows of each datum; a single one is not copied."""
+    return tensor.narrow(1, int(rows[0]), 1) if len(rows) == 1 else tensor[:, rows]
 
 
 def summed(terms: Iterable[Tensor]) -> Tensor:

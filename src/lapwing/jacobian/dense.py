@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from lapwing._types import Float, Int, Tensor
-from lapwing.jacobian.block import Block
+from lapwing.jacobian.block import Block, picked
 from lapwing.operators import GroupedDiagonal
 
 
@@ -45,6 +45,9 @@ class DenseBlock(Block):
         (values,) = other.parts()
         return (self.values.double().flatten(0, 1) * D.diagonal[self.where]) @ values.flatten(0, 1).T
 
+    def doubled(self) -> DenseBlock:
+        return replace(self, values=self.values.double())
+
     def sum_squares(self) -> tuple[Float[Tensor, " k"], ...]:
         return ((self.values.double() ** 2).sum((0, 1)),)
 
@@ -52,13 +55,14 @@ class DenseBlock(Block):
         return replace(self, where=slice(self.where.start + offset, self.where.stop + offset))
 
     def concatenated(self, others: Sequence[Block]) -> DenseBlock:
-        return replace(self, values=torch.cat([self.values, *(other.parts()[0].to(self.values) for other in others)]))
+        rest = (torch.cat(other.parts(), -1).to(self.values) for other in others)
+        return replace(self, values=torch.cat([self.values, *rest]))
 
     def single_rows(self) -> DenseBlock:
         return replace(self, values=self.values.flatten(0, 1)[:, None])
 
     def outputs_at(self, rows: Int[Tensor, " k"]) -> DenseBlock:
-        return replace(self, values=self.values[:, rows])
+        return replace(self, values=picked(self.values, rows))
 
     def data_at(self, data: slice) -> DenseBlock:
         return replace(self, values=self.values[data])

@@ -86,6 +86,9 @@ class EmbeddingBlock(Block):
         J, K = self._columns(shared), other._columns(shared)
         return (J.flatten(0, 1) * weights) @ K.flatten(0, 1).T
 
+    def doubled(self) -> EmbeddingBlock:
+        return replace(self, g=self.g.double())
+
     def sum_squares(self) -> tuple[Float[Tensor, " k"], ...]:
         squares = (self.g**2).sum(1).double().flatten(0, 1)
         total = squares.new_zeros(self._vocabulary, squares.shape[-1])

@@ -14,7 +14,7 @@ from math import prod
 import torch
 
 from lapwing._types import Float, Int, Tensor
-from lapwing.jacobian.block import Block, padded, summed
+from lapwing.jacobian.block import Block, padded, picked, summed
 from lapwing.jacobian.dense import DenseBlock
 from lapwing.jacobian.inputs import Given, Inputs
 from lapwing.linalg import GramSum
@@ -83,8 +83,7 @@ class FactorBlock(Block):
         return self.g.shape[3] == 1 and self.g.shape[2] > 1 and self.g.stride(2) == 1 and self.g.stride(4) != 1
 
     def parts(self) -> tuple[Float[Tensor, "n c _"], ...]:
-        exact = replace(self, g=self.g.double(), inputs=Given(self.a.double()))
-        return self.arrangement.flat_parts(exact.matrices())
+        return self.arrangement.flat_parts(self.doubled().matrices())
 
     def entries(self, tensor: slice, at: Int[Tensor, " k"]) -> Float[Tensor, "n c k"]:
         # ∂f_c/∂W_oi = Σ_t g_cto a_ti
@@ -135,8 +134,7 @@ class FactorBlock(Block):
         return single and self.arrangement.input_scales(D) is not None
 
     def written(self) -> Float[Tensor, "nc k"]:
-        # as matrices (q, o, i): no rearrangement, and sums over positions in the model's dtype
-        return self.matrices().flatten(2).flatten(0, 1).double()
+        return self.matrices().flatten(2).flatten(0, 1)  # as (q, o, i): no rearrangement
 
     def written_weights(self, D: GroupedDiagonal) -> Float[Tensor, " k"]:
         return self.arrangement.matrices(D.diagonal).flatten()
@@ -153,6 +151,9 @@ class FactorBlock(Block):
             return outputs * inputs
         shape = (self.g.shape[0], self.g.shape[1], other.g.shape[0], other.g.shape[1])
         return (outputs.view(shape) * inputs[:, None, :, None]).view_as(outputs)
+
+    def doubled(self) -> FactorBlock:
+        return replace(self, g=self.g.double(), inputs=Given(self.a.double()))
 
     def sum_squares(self) -> tuple[Float[Tensor, " _"], ...]:
         if self.one_position:
@@ -184,10 +185,22 @@ class FactorBlock(Block):
             return None if arrangement is None else self
         return replace(self, arrangement=arrangement, inputs=Given(self.a[..., columns]))
 
+    def kept(self) -> Block:
+        """The entries where they are fewer than the factors: a small kernel at many positions."""
+        _, c, r, q, o = self.g.shape
+        fewer = c * q * o * self.arrangement.i < r * q * (c * o + self.arrangement.i)
+        return self._entered() if fewer and self.arrangement.joined is not None else self
+
+    def _entered(self) -> DenseBlock:
+        assert self.arrangement.joined is not None
+        return DenseBlock(self.arrangement.joined, torch.cat(self.arrangement.flat_parts(self.matrices()), -1))
+
     def shifted(self, offset: int) -> FactorBlock:
         return replace(self, arrangement=self.arrangement.shifted(offset))
 
-    def concatenated(self, others: Sequence[Block]) -> FactorBlock:
+    def concatenated(self, others: Sequence[Block]) -> Block:
+        if any(isinstance(other, DenseBlock) for other in others):  # some data had fewer entries than factors
+            return self._entered().concatenated(others)
         blocks = [self, *(block for other in others if isinstance(block := other.plain(), FactorBlock))]
         r = max(block.g.shape[2] for block in blocks)  # shorter sequences get positions that contribute nothing
         g = torch.cat([padded(block.g, r, 2) for block in blocks])
@@ -198,7 +211,7 @@ class FactorBlock(Block):
         return replace(self, g=self.g.flatten(0, 1)[:, None], inputs=Given(self.a.repeat_interleave(c, 0)))
 
     def outputs_at(self, rows: Int[Tensor, " k"]) -> FactorBlock:
-        return replace(self, g=self.g[:, rows], inputs=Given(self.a))
+        return replace(self, g=picked(self.g, rows), inputs=Given(self.a))
 
     def data_at(self, data: slice) -> FactorBlock:
         formed = "a" in vars(self)  # then not again

@@ -91,9 +91,12 @@ class OutputBlock(Block):
         ):
             return self.plain().cross(other, D)
         n, m = (len(block.a) * block.a.shape[1] for block in (self, other))
-        exact, W = replace(self, inputs=self.a.double), self.arrangement.matrices(D.diagonal)[0]
+        exact, W = self.doubled(), self.arrangement.matrices(D.diagonal)[0]
         product = exact._products(exact.a.flatten(0, 1)[None], other.a.double().flatten(0, 1)[None], W)
         return product.reshape(n * self._c, m * other._c)
+
+    def doubled(self) -> OutputBlock:
+        return replace(self, inputs=self.a.double)
 
     def sum_squares(self) -> tuple[Float[Tensor, " _"], ...]:
         inputs = self.a.double().square().sum((0, 1))

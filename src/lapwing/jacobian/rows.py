@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 
@@ -15,7 +16,9 @@ from lapwing.jacobian.output import OutputBlock
 from lapwing.operators import Basis, GroupedDiagonal, Rows
 
 _CACHED_FLOATS = 1 << 17  # one megabyte of float64
-_WRITTEN_FLOATS = 1 << 23  # of rows written out a few at a time
+_WRITTEN_FLOATS = 1 << 24  # of rows written out a few at a time
+_CONVERTED_FLOATS = 1 << 19  # of them in double precision
+_KEPT_TILES = 2  # of such rows that are not written out again, as sums over positions take long
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +87,10 @@ class Jacobian(Rows):
             terms.append(self._cross_factored(factored, other, D))
         return summed(terms)
 
+    def own(self, D: GroupedDiagonal) -> Float[Tensor, "n c c"]:
+        pieces = (block.pieces(self.n) for block in self.blocks)
+        return summed(torch.cat([some.doubled().quad(D.diagonal) for some in each]) for each in pieces)
+
     def _cross_factored(
         self, pairs: Sequence[tuple[Block, Block]], other: Jacobian, D: GroupedDiagonal
     ) -> Float[Tensor, "nc md"]:
@@ -102,12 +109,14 @@ class Jacobian(Rows):
         theirs = mine if mine is theirs else theirs.plain()
         kind = type(mine) if type(mine) is type(theirs) else Block  # in their own order, or both in that of the weights
         weights = kind.written_weights(mine, D)
+        n_columns = -(-m // step)
+        columns = _tiles_of(theirs, kind, step, kept=n_columns <= _KEPT_TILES)
+        rows = columns if mine is theirs else _tiles_of(mine, kind, step, kept=False)
         tiles: list[list[Tensor]] = []
-        for i, start in enumerate(range(0, self.n, step)):
-            rows = kind.written(mine.data_at(slice(start, start + step))) * weights
+        for i in range(-(-self.n // step)):
+            some = rows(i)
             below = [row[i].T for row in tiles] if mine is theirs else []
-            starts = range(step * len(below), m, step)
-            tiles.append([*below, *(rows @ kind.written(theirs.data_at(slice(s, s + step))).T for s in starts)])
+            tiles.append([*below, *(_in_double(some, weights, columns(j)) for j in range(len(below), n_columns))])
         return torch.cat([torch.cat(row, 1) for row in tiles])
 
     def sum_squares(self) -> Float[Tensor, " p"]:
@@ -148,6 +157,10 @@ class Jacobian(Rows):
         nothing = DenseBlock(slice(0, 0), torch.zeros(self.n, self.c, 0, device=self.device))
         return replace(self, blocks=tuple(blocks) or (nothing,), p=len(selection))
 
+    def kept(self) -> Jacobian:
+        """The same rows, each block in the form that takes least memory."""
+        return replace(self, blocks=tuple(block.kept() for block in self.blocks))
+
     def concatenated(self, others: Sequence[Rows]) -> Jacobian:
         columns = zip(self.blocks, *(other.blocks for other in others if isinstance(other, Jacobian)), strict=True)
         blocks = tuple(first.concatenated(rest) for first, *rest in columns)
@@ -159,3 +172,19 @@ class Jacobian(Rows):
     def outputs_at(self, rows: Int[Tensor, " k"]) -> Jacobian:
         """Some of the c rows of every datum."""
         return replace(self, blocks=tuple(block.outputs_at(rows) for block in self.blocks), c=len(rows))
+
+
+def _tiles_of(block: Block, kind: type[Block], step: int, *, kept: bool) -> Callable[[int], Tensor]:
+    """Entries of the j-th `step` data."""
+
+    def tile(j: int) -> Tensor:
+        return kind.written(block.data_at(slice(j * step, (j + 1) * step)))
+
+    return cache(tile) if kept else tile
+
+
+def _in_double(x: Float[Tensor, "n k"], weights: Float[Tensor, " k"], y: Float[Tensor, "m k"]) -> Float[Tensor, "n m"]:
+    """x diag(w) yᵀ in float64; some columns at a time, so that what is converted stays in the processor's cache."""
+    step = max(1, _CONVERTED_FLOATS // max(len(x), len(y), 1))
+    parts = zip(x.split(step, 1), weights.split(step), y.split(step, 1), strict=True)
+    return summed((a.double() * w) @ b.double().T for a, w, b in parts)

@@ -36,6 +36,13 @@ class Arrangement:
         return tuple(s for s in (self.weight, self.bias) if s is not None)
 
     @property
+    def joined(self) -> slice | None:
+        """Both tensors as one run of parameters, where the bias follows the weight."""
+        if self.weight is None or self.bias is None:
+            return self.slices[0]
+        return slice(self.weight.start, self.bias.stop) if self.weight.stop == self.bias.start else None
+
+    @property
     def i(self) -> int:
         """Inputs, the bias column included."""
         return prod(self.view) // (self.q * self.o) * (self.weight is not None) + (self.bias is not None)

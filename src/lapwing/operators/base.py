@@ -63,6 +63,10 @@ class Rows(ABC):
     def cross(self, other: Rows, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
         """J D J'ᵀ between all rows of both, flattened."""
 
+    def own(self, D: GroupedDiagonal) -> Float[Tensor, "n c c"]:
+        """J D Jᵀ for each of the n inputs, in float64 whatever the rows are kept in."""
+        return torch.einsum("ncnd->ncd", self.cross(self, D).reshape(self.n, self.c, self.n, self.c))
+
     @abstractmethod
     def sum_squares(self) -> Float[Tensor, " p"]:
         """Σ over rows of the squared entries."""

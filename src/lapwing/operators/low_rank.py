@@ -271,7 +271,7 @@ class LowRankPrecision(Precision):
 
         None where the difference has lost more than seven of its digits.
         """
-        prior = torch.einsum("ncnd->ncd", J.cross(J, self.P0.inverse()).reshape(J.n, J.c, J.n, J.c))
+        prior = J.own(self.P0.inverse())
         W = W.reshape(-1, J.n, J.c)
         V = prior - torch.einsum("rnc,rnd->ncd", W, W)
         left, whole = (M.detach().diagonal(dim1=-2, dim2=-1) for M in (V, prior))

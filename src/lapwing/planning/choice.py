@@ -45,8 +45,8 @@ class Needs:
         if isinstance(structure, Ekfac):
             return 8 * (self.survey.kept_floats + self.n_parts * self.p)
         if isinstance(structure, GP):
-            rows, kernels = self.gp_floats(structure)
-            return 8 * self.n_parts * (rows + kernels)
+            rows, kernels = self.gp_bytes(structure)
+            return self.n_parts * (rows + kernels)
         kept = self.survey.kept_floats if isinstance(structure, Kron) else structure.stored_floats(self.survey.layout)
         return 8 * self.n_parts * kept
 
@@ -63,18 +63,20 @@ class Needs:
             return self.stored_bytes(structure) + 8 * structure.working_floats(self.survey.layout)
         if isinstance(structure, Kron):
             return self.stored_bytes(structure) + 12 * self.survey.kept_floats + 16 * self.p
+        if isinstance(structure, GP):  # a scaled kernel and its factor; rows stay as they are
+            return self.stored_bytes(structure) + 2 * self.gp_bytes(structure)[1]
         kept = self.stored_bytes(structure) * (self.n_parts + 2) // self.n_parts
         return kept + 8 * structure.working_floats(self.survey.layout)
 
-    def gp_floats(self, gp: GP) -> tuple[int, int]:
-        """Rows of the points as factors, and kernels between them: of all rows, or of each output's. (0, P²) where the
-        matrix is the smaller side; nothing where the data do not say how many they are."""
+    def gp_bytes(self, gp: GP) -> tuple[int, int]:
+        """Rows of the points, and kernels between them: of all rows, or of each output's. (0, 8 P²) where the matrix
+        is the smaller side; nothing where the data do not say how many they are."""
         known = [n for n in (gp.n_points, self.n_data) if n is not None]
-        n = min(known, default=0)
-        k, factored = self.survey.linearised.k, self.survey.linearised.sizes.factored
+        n, k = min(known, default=0), self.survey.linearised.k
         if gp.coupling == "full" and not gp.sparse and n * k >= self.p:
-            return 0, self.p**2
-        return n * k * factored, (n * k) ** 2 if gp.coupling == "full" else k * n**2
+            return 0, 8 * self.p**2
+        kernels = (n * k) ** 2 if gp.coupling == "full" else k * n**2
+        return n * self.survey.row_bytes, 8 * kernels
 
     def settled(self, structure: Structure) -> Structure:
         """The structure as it would be fitted: a rank that is left open is what the budget allows."""

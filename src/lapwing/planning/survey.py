@@ -24,12 +24,14 @@ class Tile:
     slices: tuple[slice, ...]
     maps: tuple[int, int, int] | None
     r: int
+    row_floats: int  # numbers that one row of the Jacobian takes, besides the layer's inputs
 
     @classmethod
     def of(cls, block: Block) -> Tile:
         if not isinstance(block, FactorBlock):
-            return cls(block.slices, None, 1)
-        return cls(block.slices, (block.arrangement.q, block.arrangement.o, block.arrangement.i), block.g.shape[2])
+            return cls(block.slices, None, 1, block.row_floats)
+        maps = block.arrangement.q, block.arrangement.o, block.arrangement.i
+        return cls(block.slices, maps, block.g.shape[2], block.row_floats)
 
     @property
     def p(self) -> int:
@@ -50,6 +52,11 @@ class Tile:
     def kept_floats(self) -> int:
         """Both factors, the dense block, or the diagonal."""
         return {KRONECKER: self.squares, DENSE: self.p**2, DIAGONAL: self.p}[self.treatment]
+
+    def datum_floats(self, k: int) -> int:
+        """Numbers that k rows of one datum take where they are kept: inputs and output gradients, or all entries."""
+        q, _, i = self.maps or (0, 0, 0)
+        return min(self.r * q * i + k * self.row_floats, k * self.p)
 
     @property
     def squares(self) -> int:
@@ -84,6 +91,12 @@ class Survey:
     @property
     def kept_floats(self) -> int:
         return sum(tile.kept_floats for tile in self.tiles)
+
+    @property
+    def row_bytes(self) -> int:
+        """What the rows of one datum take where they are kept."""
+        dtype = self.linearised.network.dtype or torch.float64
+        return dtype.itemsize * sum(tile.datum_floats(self.linearised.k) for tile in self.tiles)
 
     @property
     def cubes(self) -> int:
