@@ -21,7 +21,7 @@ ORDER = [
     {"operators"},
     {"params"},
     {"data", "likelihoods"},
-    {"observations"},
+    {"observations", "network"},
     {"priors"},
     {"jacobian"},
     {"layers"},

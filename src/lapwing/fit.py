@@ -18,7 +18,8 @@ from lapwing.curvature import Estimate, Fisher, Structure
 from lapwing.data import Batches, ModelInput, as_batches
 from lapwing.errors import InputError, located
 from lapwing.likelihoods import Gaussian, Likelihood, Sites
-from lapwing.linearise import Linearised, unwrapped
+from lapwing.linearise import Linearised
+from lapwing.network import unwrapped
 from lapwing.observations import dropped_by_loader, encode_batch, observed
 from lapwing.params import ParamLayout
 from lapwing.planning import (

@@ -30,7 +30,8 @@ from lapwing.layers import (
     rule_for,
     ruled_modules,
 )
-from lapwing.linearise import Linearised, Network, Trace, check_outputs, pull_back, vectorised_rows, with_images_in
+from lapwing.linearise import Linearised, Trace, pull_back, vectorised_rows
+from lapwing.network import Network, check_outputs, with_images_in
 from lapwing.params import ParamLayout, of_module
 from lapwing.sandbox import borrowed
 

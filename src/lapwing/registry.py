@@ -30,7 +30,7 @@ from lapwing.curvature import (
 from lapwing.data import ModelInput, as_batches, as_input
 from lapwing.errors import InputError, InputTypeError, StructureError
 from lapwing.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson, Sites
-from lapwing.linearise import Network
+from lapwing.network import Network
 from lapwing.params import ParamLayout
 from lapwing.predictive import link_rules
 from lapwing.priors import GaussianPrior

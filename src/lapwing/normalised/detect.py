@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from lapwing.data import ModelInput, as_input
-from lapwing.linearise import Network
+from lapwing.network import Network
 from lapwing.normalised.calls import NormCall, sharpened
 from lapwing.normalised.groups import GroupEvidence, Kind, NormalisedGroup
 from lapwing.normalised.point import Names, Point, in_double, moved_point, point_at, tracked_modules

@@ -19,7 +19,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from lapwing import priors
 from lapwing.data import ModelInput
 from lapwing.errors import InputError
-from lapwing.linearise import Linearised, Network
+from lapwing.linearise import Linearised
+from lapwing.network import Network
 from lapwing.normalised.detect import Anatomy, anatomy
 from lapwing.normalised.made_up import made_up_input
 from lapwing.normalised.structural import structural_groups

@@ -11,7 +11,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from lapwing.data import ModelInput
 from lapwing.errors import LapwingError
-from lapwing.linearise import Network
+from lapwing.network import Network
 from lapwing.sandbox import borrowed
 
 _N = 8

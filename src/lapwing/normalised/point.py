@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lapwing.data import ModelInput
 from lapwing.errors import ModelError
-from lapwing.linearise import Network
+from lapwing.network import Network
 from lapwing.normalised.calls import NormCall, Rescaled, Treatment, Watch, as_it_is
 
 Names = tuple[str, ...]

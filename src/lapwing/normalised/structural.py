@@ -15,7 +15,7 @@ from torch import fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from lapwing.linearise import Network
+from lapwing.network import Network
 from lapwing.normalised.groups import GroupEvidence, NormalisedGroup
 from lapwing.params import ParamLayout
 from lapwing.sandbox import borrowed

@@ -10,16 +10,8 @@ from lapwing.operators.dense import DenseCurvature, DensePrecision, SymmetricMat
 from lapwing.operators.dense_rows import DenseRows
 from lapwing.operators.diagonal import DiagonalCurvature, DiagonalPrecision
 from lapwing.operators.grouped_diagonal import GroupedDiagonal, one_group
-from lapwing.operators.kronecker import (
-    Basis,
-    Damping,
-    EigenCurvature,
-    ExactDamping,
-    KroneckerCurvature,
-    KroneckerFactors,
-    RotatedPrecision,
-    SplitDamping,
-)
+from lapwing.operators.kronecker import EigenCurvature, KroneckerCurvature, RotatedPrecision
+from lapwing.operators.kronecker_factors import Basis, Damping, ExactDamping, KroneckerFactors, SplitDamping
 from lapwing.operators.low_rank import LowRankCurvature, LowRankPrecision, RootKernels, stacked
 from lapwing.operators.matrix_free import MatrixFreeCurvature, MatrixFreePrecision, MatrixProducts
 from lapwing.operators.sampled import SampledCurvature, SampledPrecision

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from lapwing.operators.coordinates import Coordinates
     from lapwing.operators.grouped_diagonal import GroupedDiagonal
-    from lapwing.operators.kronecker import Basis
+    from lapwing.operators.kronecker_factors import Basis
 
 
 class Rows(ABC):

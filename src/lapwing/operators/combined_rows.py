@@ -14,7 +14,7 @@ from lapwing.operators.base import Rows
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
 
 if TYPE_CHECKING:
-    from lapwing.operators.kronecker import Basis
+    from lapwing.operators.kronecker_factors import Basis
 
 _WRITTEN_FLOATS = 1 << 23  # of rows written out a few at a time
 

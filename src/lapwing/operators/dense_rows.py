@@ -13,7 +13,7 @@ from lapwing.operators.base import Rows
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
 
 if TYPE_CHECKING:
-    from lapwing.operators.kronecker import Basis
+    from lapwing.operators.kronecker_factors import Basis
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,8 @@ from lapwing.errors import InputTypeError, LapwingError, StorageError, Structure
 from lapwing.jacobian import RowSizes
 from lapwing.layers import rule_for
 from lapwing.likelihoods import CustomLikelihood, Gaussian, Likelihood
-from lapwing.linearise import Linearised, Network, unwrapped
+from lapwing.linearise import Linearised
+from lapwing.network import Network, unwrapped
 from lapwing.operators import DenseCurvature
 from lapwing.params import ParamLayout
 from lapwing.posterior import Posterior
