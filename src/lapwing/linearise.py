@@ -205,8 +205,10 @@ class Trace:
 
     def jacobian(self) -> Jacobian:
         k = self.linearised.k
-        eye = torch.eye(k, dtype=self.f.dtype, device=self.f.device).expand(self.x.n, -1, -1)
         block = self.output_block(torch.arange(k, device=self.f.device))
+        alone = block is not None and self.linearised.only_last  # then nobody looks at the columns
+        eye = self.f.new_zeros(1, 1) if alone else torch.eye(k, dtype=self.f.dtype, device=self.f.device)
+        eye = eye.expand(self.x.n, k, k)
         return self.rows(eye) if block is None else self._rows(eye, block)
 
     def output_block(self, order: Int[Tensor, ...]) -> OutputBlock | None:

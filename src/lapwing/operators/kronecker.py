@@ -6,7 +6,7 @@ diagonal, so every verb is a rotation and an elementwise operation, and a new pr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -97,9 +97,8 @@ class KroneckerCurvature(Curvature):
         return replace(self, factors=KroneckerFactors(A_sum, count, B_sum), scale=torch.ones_like(self.scale))
 
     def plus(self, P0: GroupedDiagonal) -> RotatedPrecision:
-        delta = one_precision(P0, self.name)
-        E = self.damping.eigenvalues(self.factors.a, self.scale * self.factors.b, delta)
-        return RotatedPrecision(self.arrangement, self.factors.basis, E)
+        a, b, delta = self.factors.a, self.scale * self.factors.b, one_precision(P0, self.name)
+        return RotatedPrecision(self.arrangement, self.factors.basis, lambda: self.damping.eigenvalues(a, b, delta))
 
     def coordinates(self, P0: GroupedDiagonal) -> Coordinates | None:
         if not P0.isotropic or not self.adds_prior:
@@ -147,7 +146,8 @@ class EigenCurvature(Curvature):
         return replace(self, s=torch.einsum("g,gqoi->qoi", scales, parts))
 
     def plus(self, P0: GroupedDiagonal) -> RotatedPrecision:
-        return RotatedPrecision(self.arrangement, self.basis, self.s + one_precision(P0, self.name))
+        delta = one_precision(P0, self.name)
+        return RotatedPrecision(self.arrangement, self.basis, lambda: self.s + delta)
 
     def coordinates(self, P0: GroupedDiagonal) -> Coordinates | None:
         if not P0.isotropic:
@@ -165,11 +165,15 @@ class RotatedPrecision(Precision):
 
     arrangement: Arrangement
     basis: Basis
-    E: Float[Tensor, "q o i"]
+    eigenvalues: Callable[[], Float[Tensor, "q o i"]]  # made when asked for: predictions keep their inverses alone
+
+    @property
+    def E(self) -> Float[Tensor, "q o i"]:
+        return self.eigenvalues()
 
     @property
     def p(self) -> int:  # type: ignore[override]
-        return self.E.numel()
+        return self.arrangement.q * self.arrangement.o * self.arrangement.i
 
     def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
         return self._through(v, self.E)
@@ -180,7 +184,7 @@ class RotatedPrecision(Precision):
     def rough_solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
         U_B, U_A = self.basis.at(torch.float32)
         W = U_B.mT @ self.arrangement.matrices(v.float()) @ U_A
-        W = U_B @ (W * self._single_inverse.reshape(self.E.shape)) @ U_A.mT
+        W = U_B @ (W * self._single_inverse.reshape(W.shape[-3:])) @ U_A.mT
         return self.arrangement.flat(W, self.p).to(v.dtype)
 
     def half_solve(self, eps: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
@@ -195,7 +199,7 @@ class RotatedPrecision(Precision):
 
     def inv_gram(self, J: Rows) -> Float[Tensor, "nc nc"]:
         rotated = J.rotated(self.basis)
-        every = torch.arange(self.p, device=self.E.device)
+        every = torch.arange(self.p, device=J.device)
         return rotated.cross(rotated, GroupedDiagonal(self._inverse, every))
 
     def inv_diagonal(self) -> Float[Tensor, " p"]:
@@ -205,7 +209,7 @@ class RotatedPrecision(Precision):
         return self.E.log().sum()
 
     def to_dense(self) -> Float[Tensor, "p p"]:
-        return self.mv(torch.eye(self.p, dtype=torch.float64, device=self.E.device))
+        return self.mv(torch.eye(self.p, dtype=torch.float64, device=self.basis.U_A.device))
 
     def _rotated(self, J: Rows) -> Iterator[Rows]:
         return (some.rotated(self.basis) for some in J.pieces())
