@@ -16,11 +16,11 @@ import lapwing as lw
 import oracle
 from lapwing.data import as_batches
 from lapwing.predictive.link_rules import DEFAULT, PROBIT
-from lapwing.tuning.gradient import _log_scale_bounds
 from lapwing.tuning.held_out import HeldOut as HeldOutPass
 from lapwing.tuning.held_out import Shift
 from lapwing.tuning.scoring import Freedom, Score, _best_temperature
 from lapwing.tuning.validation import GRID, Candidate
+from lapwing.tuning.variables import _log_scale_bounds
 from oracle import assert_close
 
 # --- the 1-h-1 networks on a noisy sine ------------------------------------------------------------------------

@@ -1,7 +1,17 @@
 """The linearised network as a model of its own: a convex GLM on the features J, with a mode of its own."""
 
 from lapwing.linear_model.design import Design, Piece, StoredDesign, StoredPiece, StreamedDesign, design
-from lapwing.linear_model.mode import MODERATE, PRECISE, QUICK, Effort, Expansion, Problem, Search, solve_mode
+from lapwing.linear_model.mode import (
+    MODERATE,
+    PRECISE,
+    QUICK,
+    Effort,
+    Expansion,
+    Problem,
+    Search,
+    solve_mode,
+    solve_near,
+)
 from lapwing.linear_model.order import in_fixed_order, unshuffled
 from lapwing.linear_model.refinement import Elbo, Refinement
 
@@ -23,5 +33,6 @@ __all__ = [
     "design",
     "in_fixed_order",
     "solve_mode",
+    "solve_near",
     "unshuffled",
 ]

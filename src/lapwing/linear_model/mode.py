@@ -107,6 +107,7 @@ class Effort:
 PRECISE = Effort(1e-11, 60, 400)
 MODERATE = Effort(1e-2, 2, 6)
 QUICK = Effort(1e-2, 1, 2)
+_MOST_NEAR = 100  # products for a system that a few digits are wanted of
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,13 @@ def solve_mode(problem: Problem, start: Expansion, preconditioner: Precision, ef
         at = replace(at, theta=theta, outputs=outputs, statistics=problem.statistics(theta, outputs))
         n_products, step = n_products + n, step + 1
     return replace(at, follows=False, search=Search(relative, step, n_products, relative <= effort.rtol))
+
+
+def solve_near(
+    problem: Problem, at: Expansion, b: Float[Tensor, " p"], preconditioner: Precision, rtol: float
+) -> Float[Tensor, " p"]:
+    """H(θ)⁻¹ b with the linear model's own Hessian at a point: how the mode moves when its gradient changes by b."""
+    return b if not bool(b.any()) else _conjugate_gradients(problem, at, b, preconditioner, rtol, _MOST_NEAR)[0]
 
 
 def _conjugate_gradients(

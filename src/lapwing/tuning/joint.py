@@ -2,7 +2,8 @@
 
 With a Gaussian likelihood and the full curvature the mode is a closed form of the hyperparameters, and one ascent finds
 both. Otherwise they take turns: θ_* with the hyperparameters held, the hyperparameters with θ_* held, until nothing
-moves. Because ∂E/∂θ = 0 at θ_*, the pairs at rest are the stationary points of the evidence. Antorán et al. (2022).
+moves; where J is at hand, a Newton step on both in between makes the turns few, and their end sharp. Because
+∂E/∂θ = 0 at θ_*, the pairs at rest are the stationary points of the evidence. Antorán et al. (2022).
 """
 
 from __future__ import annotations
@@ -18,18 +19,19 @@ from lapwing._types import Float, Tensor
 from lapwing.curvature import NOT_KEPT, Exact, Keeper
 from lapwing.errors import InputError
 from lapwing.likelihoods import Gaussian
-from lapwing.linear_model import MODERATE, PRECISE, QUICK, Design, Effort, Expansion, Problem, solve_mode
-from lapwing.operators import Precision
+from lapwing.linear_model import MODERATE, PRECISE, QUICK, Design, Effort, Expansion
 from lapwing.posterior import Posterior
+from lapwing.tuning import relevance
 from lapwing.tuning.anderson import Anderson
 from lapwing.tuning.fixed_point import iterate_fixed_point, take_fixed_point_steps
+from lapwing.tuning.gradient import maximise_evidence
+from lapwing.tuning.mode import MOST_RESPONSES, both_moved, find_mode
 from lapwing.tuning.position import Stage, Turns
 from lapwing.tuning.step import noise_is_free, noise_of, step, with_noise
 
 _MODERATE_SIZE = 250_000_000  # data times parameters
 _MOST_CURVATURES, _CURVATURE_RTOL = 5, 1e-2
 _DRIFT = 1e-5  # nats per round, below which groups that are switched off are let go
-_PRUNED = 1e-2  # effective dimensions below which a group is switched off
 
 
 class Ascent(Protocol):
@@ -105,6 +107,7 @@ def _alternated(posterior: Posterior, ascend: Ascent, data: Design, noise: bool,
     # θ_* moves in any case: MacKay's updates need not stand still in between.
     if ascend is iterate_fixed_point or not posterior.curvature.precise:
         ascend = take_fixed_point_steps
+    newton = plan.memory > 0 and ascend is maximise_evidence and len(logs(posterior)) <= MOST_RESPONSES
     at = Turns.begun(posterior, plan.memory)
     if stage.found is not None:
         at.restore(stage.found)
@@ -118,28 +121,21 @@ def _alternated(posterior: Posterior, ascend: Ascent, data: Design, noise: bool,
         if here < at.reached - 1e-9 * abs(at.reached) and plan.memory:
             at.mixing, at.current, at.reached = Anderson(plan.memory), at.plain, -inf
             continue
-        change, at.plain, gain, at.reached = _change(held, wanted), wanted, here - at.reached, here
-        if change < plan.rtol or (gain < _DRIFT and _pruned(wanted)):
+        at.plain, gain, at.reached = wanted, here - at.reached, here
+        if plan.memory and bool((off := relevance.rising(held, wanted) & ~at.let_go).any()):
+            at.let_go, at.mixing = at.let_go | off, Anderson(plan.memory)
+            at.current = relevance.at_their_bounds(wanted, off)
+            continue
+        if newton:
+            at.current, change = both_moved(held, wanted, data, noise)
+            at.plain = at.current if change < plan.rtol else wanted
+        else:
+            at.current = moved_to(wanted, at.mixing.next(logs(held), logs(wanted)))
+            change = _change(held, wanted)
+        if change < plan.rtol or (gain < _DRIFT and relevance.drifts(wanted)):
             break
-        at.current = moved_to(wanted, at.mixing.next(logs(held), logs(wanted)))
     plain = at.plain
     return plain if plan.memory == 0 else _expanded(plain, find_mode(plain, data, plan.effort))
-
-
-def find_mode(posterior: Posterior, data: Design, effort: Effort, preconditioner: Precision | None = None) -> Expansion:
-    """θ_* under the posterior's prior and noise, from where it was found last or from the trained weights."""
-    kappa = float(posterior.likelihood_scale.detach())
-    problem = Problem(data, posterior.likelihood, posterior.sites, kappa, posterior.prior)
-    start = posterior.expansion
-    if start is None or start.outputs is None:  # a posterior from a file knows θ_*, but not the data's outputs there
-        start = Expansion(posterior.linearised.theta, posterior.estimate.statistics, follows=False)
-    found = solve_mode(problem, start, preconditioner or posterior.precision.nearby(), effort)
-    if found.statistics.n != posterior.n_data:
-        raise InputError(
-            f"tune got {found.statistics.n} data, but the posterior was fitted on {posterior.n_data} data, and the "
-            "evidence is theirs. Pass the training data; held-out data go into validation=...."
-        )
-    return found
 
 
 def quadratic_is_exact(posterior: Posterior) -> bool:
@@ -153,14 +149,9 @@ def _expanded(posterior: Posterior, expansion: Expansion) -> Posterior:
     return replace(moved, history=(*posterior.history, step(moved.log_evidence().detach(), moved, "linear mode")))
 
 
-def _pruned(posterior: Posterior) -> bool:
-    return bool((posterior.effective_dimension() <= _PRUNED).any())
-
-
 def _change(before: Posterior, after: Posterior) -> float:
     """The largest change of a log; groups that the data switch off drift on without end, and are not waited for."""
-    alive = after.effective_dimension().detach() > _PRUNED
-    counts = torch.cat([alive, torch.ones_like(noise_of(after), dtype=torch.bool)])
+    counts = torch.cat([~relevance.switched_off(after), torch.ones_like(noise_of(after), dtype=torch.bool)])
     return float((logs(after) - logs(before)).abs()[counts].max()) if bool(counts.any()) else 0.0
 
 

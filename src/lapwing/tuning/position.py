@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from lapwing._types import Float, State, Tensor
+import torch
+
+from lapwing._types import Bool, Float, State, Tensor
 from lapwing.curvature import NOT_KEPT, Keeper
 from lapwing.linear_model import Expansion
 from lapwing.posterior import Posterior
@@ -43,20 +45,22 @@ class Turns:
     mixing: Anderson
     current: Posterior
     plain: Posterior
+    let_go: Bool[Tensor, " g"]  # groups that have been put at their upper bound
     reached: float = -inf
     number: int = 0
 
     @classmethod
     def begun(cls, posterior: Posterior, memory: int) -> Turns:
-        return cls(Anderson(memory), posterior, posterior)
+        none = torch.zeros_like(posterior.prior.precisions, dtype=torch.bool)
+        return cls(Anderson(memory), posterior, posterior, none)
 
     def state(self) -> State:
         here = {"current": Position.of(self.current), "plain": Position.of(self.plain)}
-        return {**here, "past": self.mixing.past, "reached": self.reached, "number": self.number}
+        return {**here, "let_go": self.let_go, "past": self.mixing.past, "reached": self.reached, "number": self.number}
 
     def restore(self, state: State) -> None:
         self.current, self.plain = state["current"].on(self.current), state["plain"].on(self.plain)
-        self.mixing.past = list(state["past"])
+        self.mixing.past, self.let_go = list(state["past"]), state["let_go"]
         self.reached, self.number = state["reached"], state["number"]
 
 

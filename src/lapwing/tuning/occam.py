@@ -1,0 +1,167 @@
+"""log det(P P₀⁻¹) as a function of log precisions u_g and the log scale w of the curvature, with what derivatives need.
+
+With P = c H + diag δ, δ = e^u, c = e^w, Q = P⁻¹ c H and E_g the parameters of group g:
+
+    γ_g = tr E_g Q,   T_gh = tr E_g Q E_h Q,   ∂ log det/∂u_g = −γ_g,   ∂γ_g/∂u_h = T_gh − [g = h] γ_g,
+
+and ∂/∂w = −Σ_h ∂/∂u_h, because only the ratios c/δ count. Blocks of a block-diagonal H add up.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from lapwing._types import Float, Int, Scalar, Tensor
+from lapwing.operators import (
+    BlockDiagonalCurvature,
+    Curvature,
+    DenseCurvature,
+    DiagonalCurvature,
+    GroupedDiagonal,
+    LowRankCurvature,
+)
+
+Dimensions = tuple[Float[Tensor, " g"], Float[Tensor, "g g"]]  # γ and T
+
+_MOST_DENSE = 6_000  # parameters up to which a dense P⁻¹ is formed for the derivatives
+_MOST_KERNELS = 32  # groups up to which a kernel each is kept
+
+
+class Occam(ABC):
+    """log det(P P₀⁻¹) of some of the parameters."""
+
+    @abstractmethod
+    def value(self, u: Float[Tensor, " g"], w: Scalar) -> Scalar: ...
+
+    @abstractmethod
+    def dimensions(self, u: Float[Tensor, " g"], w: Scalar) -> Dimensions:
+        """γ and T, to a relative error also where a group is switched off, γ ≪ 1."""
+
+
+@dataclass(frozen=True, eq=False)
+class SpectralOccam(Occam):
+    """Every eigenvector of H lies within one group: all is elementwise, with q = c λ/(c λ + δ)."""
+
+    eigenvalues: Float[Tensor, " k"]  # of H at unit dispersion
+    weights: Float[Tensor, " k"]  # how often each counts
+    index: Int[Tensor, " k"]
+
+    def value(self, u: Float[Tensor, " g"], w: Scalar) -> Scalar:
+        return self.weights @ (self.eigenvalues * (w - u)[self.index].exp()).log1p()
+
+    def dimensions(self, u: Float[Tensor, " g"], w: Scalar) -> Dimensions:
+        q = self.eigenvalues / (self.eigenvalues + (u - w)[self.index].exp())
+        gamma, squares = (torch.zeros_like(u).index_add(0, self.index, self.weights * v) for v in (q, q**2))
+        return gamma, squares.diag()
+
+
+@dataclass(frozen=True, eq=False)
+class KernelOccam(Occam):
+    """H = MᵀM with fewer rows than columns: log det B with B = I + Σ_g A_g, A_g = (c/δ_g) M E_g Mᵀ.
+
+    γ_g = tr B⁻¹A_g and T_gh = tr B⁻¹A_g B⁻¹A_h.
+    """
+
+    kernels: Float[Tensor, "k r r"]  # M E_g Mᵀ of the groups that have a part in H
+    groups: Int[Tensor, " k"]
+
+    def value(self, u: Float[Tensor, " g"], w: Scalar) -> Scalar:
+        return 2 * torch.linalg.cholesky(self._inner(u, w)).diagonal().log().sum()
+
+    def dimensions(self, u: Float[Tensor, " g"], w: Scalar) -> Dimensions:
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(self._inner(u, w)))
+        each = self._weights(u, w)[:, None, None] * (inverse @ self.kernels)  # B⁻¹A_g
+        gamma = torch.zeros_like(u).index_copy(0, self.groups, each.diagonal(dim1=-2, dim2=-1).sum(-1))
+        T = u.new_zeros(len(u), len(u))
+        T[self.groups[:, None], self.groups] = torch.einsum("gij,hji->gh", each, each)
+        return gamma, T
+
+    def _inner(self, u: Tensor, w: Tensor) -> Float[Tensor, "r r"]:
+        eye = torch.eye(self.kernels.shape[1], dtype=self.kernels.dtype, device=self.kernels.device)
+        return eye + torch.einsum("g,gij->ij", self._weights(u, w), self.kernels)
+
+    def _weights(self, u: Tensor, w: Tensor) -> Float[Tensor, " k"]:
+        return (w - u)[self.groups].exp()
+
+
+@dataclass(frozen=True, eq=False)
+class DenseOccam(Occam):
+    """H as a matrix, through P⁻¹."""
+
+    H: Float[Tensor, "p p"]  # at unit dispersion
+    index: Int[Tensor, " p"]
+
+    def value(self, u: Float[Tensor, " g"], w: Scalar) -> Scalar:
+        return self.logdet(self.factor(u, w), u)
+
+    def logdet(self, L: Float[Tensor, "p p"], u: Float[Tensor, " g"]) -> Scalar:
+        return (2 * L.diagonal().log() - u[self.index]).sum()
+
+    def dimensions(self, u: Float[Tensor, " g"], w: Scalar) -> Dimensions:
+        return self.dimensions_of(torch.cholesky_inverse(self.factor(u, w)), u, w)
+
+    def factor(self, u: Float[Tensor, " g"], w: Scalar) -> Float[Tensor, "p p"]:
+        """P = L Lᵀ."""
+        return torch.linalg.cholesky(w.exp() * self.H + u.exp()[self.index].diag())
+
+    def dimensions_of(self, cov: Float[Tensor, "p p"], u: Float[Tensor, " g"], w: Scalar) -> Dimensions:
+        delta = u.exp()[self.index]
+        # Q = I − Σ diag δ; but 1 − Σ_ii δ_i loses all digits where δ is large, and (Σ c H)_ii does not.
+        diagonal = w.exp() * (cov * self.H).sum(1)
+        Q_squared = (delta[:, None] * cov**2 * delta).diagonal_scatter(diagonal**2)
+        return self.sums(diagonal, u), self.pairs(Q_squared, u)
+
+    def sums(self, v: Float[Tensor, " p"], u: Tensor) -> Float[Tensor, " g"]:
+        return torch.zeros_like(u).index_add(0, self.index, v)
+
+    def pairs(self, M: Float[Tensor, "p p"], u: Tensor) -> Float[Tensor, "g g"]:
+        """Σ of M over each pair of groups."""
+        rows = M.new_zeros(len(u), len(M)).index_add(0, self.index, M)
+        return M.new_zeros(len(u), len(u)).index_add(1, self.index, rows)
+
+
+def occams(H: Curvature, P0: GroupedDiagonal) -> tuple[Occam, ...] | None:
+    """The terms that log det(P P₀⁻¹) is the sum of; None where one of them is no closed form, or too dear."""
+    found = list(_terms(H, P0, torch.arange(P0.n_groups, device=P0.index.device)))
+    others = [term for term in found if not isinstance(term, SpectralOccam)]
+    spectral = [term for term in found if isinstance(term, SpectralOccam)]
+    known = [term for term in others if term is not None]
+    return None if len(known) < len(others) else (*_joined(spectral), *known)
+
+
+def dense_occam(H: Curvature, P0: GroupedDiagonal) -> DenseOccam | None:
+    return DenseOccam(H.to_dense(), P0.index) if isinstance(H, DenseCurvature) and H.p <= _MOST_DENSE else None
+
+
+def _terms(H: Curvature, P0: GroupedDiagonal, groups: Int[Tensor, " g"]) -> Iterator[Occam | None]:
+    """`groups` are the numbers, in the whole prior, of the groups of P₀."""
+    if P0.isotropic:
+        values, weights = H.weighted_spectrum()
+        yield SpectralOccam(values, weights, groups.expand(len(values)))
+    elif isinstance(H, BlockDiagonalCurvature):
+        for s, block in zip(H.slices, H.blocks, strict=True):
+            yield from _terms(block, P0.restricted(s), groups[P0.index[s].unique()])
+    elif isinstance(H, DiagonalCurvature):
+        yield SpectralOccam(H.entries, torch.ones_like(H.entries), groups[P0.index])
+    elif isinstance(H, LowRankCurvature):
+        few = not H.scale.ndim and P0.n_groups <= _MOST_KERNELS
+        yield KernelOccam(_kernels(H, P0), groups) if few else None
+    else:
+        dense = dense_occam(H, P0)
+        yield None if dense is None else DenseOccam(dense.H, groups[P0.index])
+
+
+def _kernels(H: LowRankCurvature, P0: GroupedDiagonal) -> Float[Tensor, "g r r"]:
+    one_hot = torch.eye(P0.n_groups, dtype=torch.float64, device=P0.index.device)
+    return torch.stack([H.scale * H.root.kernel(GroupedDiagonal(e, P0.index)) for e in one_hot])
+
+
+def _joined(terms: Sequence[SpectralOccam]) -> Iterator[SpectralOccam]:
+    """Those of many layers as one."""
+    if terms:
+        columns = zip(*((term.eigenvalues, term.weights, term.index) for term in terms), strict=True)
+        yield SpectralOccam(*(torch.cat(column) for column in columns))
