@@ -190,6 +190,24 @@ def test_the_fixed_point_is_mackays(groups: str):
     assert bool((miss < 5 * torch.tensor(last.standard_error)).all())
 
 
+def test_the_noise_of_a_tempered_likelihood_is_mackays():
+    model, data = regression()
+    posterior = lw.fit(model, data, "regression", structure="full", likelihood_scale=0.3)
+    exact = lw.tune(posterior, data, by="fixed_point")
+    tuned = lw.tune(posterior, data, by=lw.EM(n_samples=64), generator=seeded(0))
+    assert_close(tuned.likelihood.resolved(), exact.likelihood.resolved(), rtol=0.02)
+
+
+def test_bounds_of_precisions_are_those_of_the_posterior():
+    model, data = regression()
+    prior = lw.prior(model, [0.4, 2.0], groups="layer")
+    posterior = lw.fit(model, data, "regression", structure="full", prior=prior)
+    for found, expected in zip(
+        Scaling(posterior.prior).bounds(posterior.curvature.diagonal()), posterior.precision_bounds(), strict=True
+    ):
+        assert_close(found, expected)
+
+
 def test_classes_at_the_trained_weights():
     """mode="network": no mode is looked for, and the exact γ gives the same precision."""
     model, data = classification()

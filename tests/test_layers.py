@@ -14,7 +14,7 @@ import lapwing as lw
 import oracle
 from cases import Case, Inputs, Net, by_name, floats, mask, several, tokens
 from lapwing.data import as_input
-from lapwing.jacobian import EmbeddingBlock, FactorBlock, Jacobian
+from lapwing.jacobian import Block, DenseBlock, EmbeddingBlock, FactorBlock, Jacobian
 from lapwing.operators import GroupedDiagonal, KroneckerCurvature
 from oracle import assert_close
 from truth import Truth
@@ -129,7 +129,7 @@ def test_layers_that_some_data_do_not_call() -> None:
     assert_close(kron.outputs(short).cov, oracle.functional_cov(J, kron.covariance()), RTOL)
 
 
-def blocks(n: int = 4, c: int = 3, t: int = 5, v: int = 6, d: int = 2) -> tuple[EmbeddingBlock, Tensor]:
+def embedding_blocks(n: int = 4, c: int = 3, t: int = 5, v: int = 6, d: int = 2) -> tuple[EmbeddingBlock, Tensor]:
     g = torch.Generator().manual_seed(n)
     ids = torch.randint(v, (n, t), generator=g)
     gradients = torch.randn(n, c, t, d, generator=g, dtype=torch.float64)
@@ -140,8 +140,14 @@ def blocks(n: int = 4, c: int = 3, t: int = 5, v: int = 6, d: int = 2) -> tuple[
     return EmbeddingBlock.of(slice(0, v * d), ids, gradients), J.flatten(2)
 
 
-def test_every_contraction_of_an_embedding_block() -> None:
-    (block, J), (other, K) = blocks(4), blocks(3, t=2)
+def dense_blocks(n: int = 4, c: int = 3, t: int = 5) -> tuple[DenseBlock, Tensor]:
+    J = torch.randn(n, c, 12, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    return DenseBlock(slice(0, 12), J), J
+
+
+@pytest.mark.parametrize("made", [embedding_blocks, dense_blocks])
+def test_every_contraction_of_a_block(made: Callable[..., tuple[Block, Tensor]]) -> None:
+    (block, J), (other, K) = made(4), made(3, t=2)
     p = J.shape[-1]
     weights = torch.rand(p, dtype=torch.float64) + 0.1
     v = torch.randn(2, p, dtype=torch.float64)

@@ -624,6 +624,9 @@ def test_one_logit_links_through_predict(name: str):
     exact = binary_integral(torch.sigmoid, out.mean, out.var)
     assert_close(posterior.predict(x, link="quadrature").probs, exact, rtol=1e-9)
     assert (posterior.predict(x, link="mc", n_samples=4096).probs - exact).abs().max() < 2e-3
+    for link in ("probit", "quadrature", "mc"):  # yes and no
+        total = posterior.predict(x, link=link).log_probs.logsumexp(-1)
+        assert_close(total.exp(), torch.ones_like(total))
 
 
 def test_the_default_link_is_what_its_documentation_says():

@@ -33,7 +33,7 @@ from lapwing.refinement.model import LinearModel, gathered
 from lapwing.refinement.newton import mode_in_functions, mode_in_weights
 from lapwing.refinement.variational import Family, climb
 from oracle import assert_close
-from test_linear_mode import KINDS, STRUCTURES, problem
+from test_linear_mode import KINDS, STRUCTURES, log_joint, problem
 from untouched import stir, untouched
 
 NOISE = 0.3
@@ -164,6 +164,27 @@ def test_dual_equals_primal(kind: str, n: int):
     assert_close(dual.path[-1] - 0.5 * ratio, lw.refine(posterior).log_evidence(), rtol=1e-8)
     for mode in (primal, dual):
         assert all(b >= a - 1e-10 for a, b in zip(mode.path, mode.path[1:], strict=False))
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_reports_start_at_the_trained_weights(kind: str):
+    """Log joint density and its gradient there, by the oracle, whichever way the mode is looked for."""
+    posterior, x, y = fitted(kind)
+    theta = oracle.theta(posterior.linearised.network.model).requires_grad_()
+    start = log_joint(kind, posterior.linearised.network.model, x, y, theta, posterior.prior.P0.diagonal, NOISE)
+    (gradient,) = torch.autograd.grad(start, theta)
+    model = linear_model(posterior)
+    for mode in (mode_in_weights(model), mode_in_functions(model)):
+        assert_close(mode.path[0], start, rtol=1e-10)
+    ways = [lw.refine(posterior), lw.refine(posterior, memory=8)]
+    for report in (refined.refinement for refined in ways):
+        assert report is not None
+        assert_close(report.path[0], start, rtol=1e-10)
+        assert_close(report.gradient_before, gradient.abs().max(), rtol=1e-8)
+    if kind != "regression":
+        report = lw.refine(posterior, (x, y), by="vi").refinement
+        assert report is not None
+        assert_close(report.gradient_before, gradient.abs().max(), rtol=1e-8)
 
 
 @pytest.mark.parametrize("kind", ["regression", "classification"])
