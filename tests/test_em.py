@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from functools import cache, partial
+from dataclasses import replace
+from functools import cache, partial, partialmethod
 from importlib import import_module
 from typing import Any
 
@@ -13,11 +14,12 @@ from torch import Tensor, nn
 
 import lapwing as lw
 import oracle
+from lapwing.curvature import GaussNewton
 from lapwing.data import as_batches
 from lapwing.em import EMStep
 from lapwing.em.loop import _Em
 from lapwing.em.scaling import Scaling
-from lapwing.em.solvers import System
+from lapwing.em.solvers import Start, System
 from lapwing.em.targets import target_share
 from lapwing.observations import observed
 from lapwing.sampling import WeightDraws
@@ -136,7 +138,7 @@ def test_both_objectives_have_the_same_minimum():
     system = System(posterior.prior.P0, posterior.part_scales, posterior.precision)
     exact = posterior.precision.solve(draws.pull(posterior.prior.P0.diagonal, posterior.part_scales))
     for data_targets in (False, True):
-        found = em.solver.solve(draws, system, data_targets=data_targets)
+        found = em.solver.solve(Start(draws), system, data_targets=data_targets)
         assert_close(found.draws.zeta, exact, rtol=5e-2)
         assert found.residual < 5e-2
         b = draws.pull(posterior.prior.P0.diagonal, posterior.part_scales)
@@ -145,12 +147,75 @@ def test_both_objectives_have_the_same_minimum():
         assert found.residual == pytest.approx(float(squared.max()) ** 0.5, rel=1e-6)
 
 
+def by_products(n_samples: int = 8) -> tuple[_Em, lw.Posterior, Tensor]:
+    """EM without a matrix, for precisions of very different sizes, and the H it works with."""
+    model, data = classification()
+    posterior = lw.fit(model, data, "classification", structure="diag", prior=lw.prior(model, groups="layer"))
+    posterior = posterior.with_prior(posterior.prior.with_precisions(torch.tensor([30.0, 0.03], dtype=torch.float64)))
+    few = 1000  # numbers: rows of all data are more, seven directions are not
+    em = _Em.of(posterior, source_of(posterior, in_batches(data)), lw.EM(n_samples), False, False, few)
+    return em, posterior, curvature(model, *data, posterior)
+
+
+def test_unasked_samples_are_solved_as_closely_as_gamma_is_known():
+    em, posterior, H = by_products()
+    P = H + torch.diag(posterior.prior.P0.diagonal)
+    state = em.started(seeded(0))
+    draws = state.solved.draws
+    miss = draws.zeta - torch.linalg.solve(P, draws.pull(draws.precisions, draws.scales).T).T
+    energy = torch.einsum("kp,pq,kq->k", miss, P, miss)
+    gamma = float(torch.trace(torch.linalg.solve(P, H)))
+    assert 1e-12 < float(energy.max()) < 0.25 * (2 * gamma / len(miss)) ** 0.5
+    closely = replace(em, solver=replace(em.solver, cg=lw.CG(1e-9))).started(seeded(0))
+    assert state.solved.n_products < closely.solved.n_products
+
+
+def test_known_products_save_a_pass(monkeypatch: pytest.MonkeyPatch):
+    em, posterior, _ = by_products()
+    before = em.started(seeded(0)).solved
+    moved = posterior.with_prior(posterior.prior.with_precisions(2 * posterior.prior.precisions))
+    system = System(moved.prior.P0, moved.part_scales, em.solver.near(moved))
+    found, passes = [], []
+    for products in (None, before.products):
+        counted: list[int] = []
+        monkeypatch.setattr(GaussNewton, "mv", partialmethod(_counted, counted))
+        found.append(em.solver.solve(Start(before.draws, products), system, data_targets=False))
+        passes.append(len(counted))
+    assert passes[0] == passes[1] + 1
+    assert_close(found[0].draws.zeta, found[1].draws.zeta, rtol=1e-9)
+
+
+def test_a_sketch_looks_where_the_prior_is_weak():
+    """P₀^-½ (H − N) P₀^-½ is a Schur complement of what whitened directions see, and small as far as they go."""
+    em, posterior, H = by_products()
+    half = posterior.prior.P0.diagonal.rsqrt()
+    W = half[:, None] * H * half
+    left = {"plain": 0.0, "whitened": 0.0}
+    for seed in range(8):
+        sketch = lw.Nystrom(4, seed=seed)
+        (plain,), (whitened,) = sketch.from_products(em.H, 1, []), sketch.whitened(em.H, 1, posterior.prior.P0)
+        omega = torch.linalg.qr(torch.randn(len(H), 4, generator=seeded(seed), dtype=torch.float64)).Q
+        seen = W @ omega @ torch.linalg.solve(omega.T @ W @ omega, omega.T @ W)
+        assert_close(half[:, None] * whitened.to_dense() * half, seen, rtol=1e-8)
+        left["plain"] += float((W - half[:, None] * plain.to_dense() * half).trace())
+        left["whitened"] += float((W - seen).trace())
+    assert left["whitened"] < 0.7 * left["plain"]
+
+
 def test_draws_from_the_curvature_grow_with_the_root_of_its_scale():
     model, data = regression()
     posterior = lw.fit(model, data, "regression", structure="full")
     em = _Em.of(posterior, source_of(posterior, in_batches(data)), lw.EM(n_samples=3, solver=lw.CG()), False, False, 0)
     once, fourfold = (em.solver.H.draws(3, c * posterior.part_scales, seeded(0)) for c in (1.0, 4.0))
     assert_close(fourfold, 2 * once)
+
+
+GAUSS_NEWTON_MV = GaussNewton.mv
+
+
+def _counted(H: GaussNewton, calls: list[int], v: Tensor, scales: Tensor) -> Tensor:
+    calls.append(1)
+    return GAUSS_NEWTON_MV(H, v, scales)
 
 
 def source_of(posterior: lw.Posterior, data: Any) -> Any:
@@ -303,6 +368,19 @@ def test_an_interrupted_search_goes_on(tmp_path: Any):
     assert torch.equal(rest.draws.prior, part.draws.prior)
     assert_close(rest.prior.precisions, whole.prior.precisions, rtol=1e-5)
     assert len(rest.history) > len(part.history)
+
+
+def test_found_groups_go_on_from_where_they_are():
+    model, data = classification()
+    posterior = lw.fit(model, data, "classification", structure="full")
+    found = replace(lw.prior(model, groups="layer"), reasons=("a", "b"))
+    fresh = posterior.with_prior(found)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        tuned = lw.tune(fresh, data, by=lw.EM(max_steps=1))
+        more = lw.tune(tuned, data, by=lw.EM(max_steps=1))
+    assert tuned.history[0].precisions != (1.0, 1.0)  # a common precision says nothing, and they start elsewhere
+    assert more.history[len(tuned.history)].precisions == tuned.history[-1].precisions
 
 
 def test_several_noise_levels():

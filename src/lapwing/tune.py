@@ -258,7 +258,8 @@ def _grouped(posterior: Posterior, groups: str | None, data: Any, *, by_evidence
     """
     prior = posterior.prior
     if groups is None and not prior.P0.isotropic:
-        return _started(posterior) if by_evidence and prior.reasons else posterior
+        untuned = bool(prior.reasons) and bool((prior.precisions == prior.precisions[0]).all())
+        return _started(posterior) if by_evidence and untuned else posterior
     if groups is not None and groups != "normalised":
         make = registry.choose("groups", groups, {**registry.GROUPS, "normalised": priors.isotropic})
         return posterior.with_prior(priors.regrouped(prior, make(prior.layout, 1.0, 0.0).on(prior.index.device)))

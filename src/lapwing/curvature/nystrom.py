@@ -16,7 +16,7 @@ from lapwing.curvature.accumulate import Structure
 from lapwing.curvature.gauss_newton import GaussNewton
 from lapwing.errors import InputError, InputTypeError
 from lapwing.jacobian import RowSizes
-from lapwing.operators import Curvature, DenseRows, LowRankCurvature
+from lapwing.operators import Curvature, DenseRows, GroupedDiagonal, LowRankCurvature
 from lapwing.params import ParamLayout
 
 MOST = 64  # directions that are taken unasked: each is a product in the fit
@@ -67,11 +67,17 @@ class Nystrom(Structure):
     def row_floats(self, sizes: RowSizes) -> int:
         return sizes.factored + sizes.dense // 4
 
-    def _part(self, H: GaussNewton, scales: Float[Tensor, " g"]) -> Curvature:
+    def whitened(self, H: GaussNewton, n_parts: int, P0: GroupedDiagonal) -> list[Curvature]:
+        """The same with directions P₀^-½ Ω: what matters to H + P₀ is how large H is next to P₀."""
+        half = P0.diagonal.detach().rsqrt()
+        return [self._part(H, scales, half) for scales in torch.eye(n_parts, dtype=torch.float64)]
+
+    def _part(self, H: GaussNewton, scales: Float[Tensor, " g"], half: Float[Tensor, " p"] | None = None) -> Curvature:
         network = H.jacobian.linearised.network
         generator = torch.Generator().manual_seed(self.seed)
         start = torch.randn(H.p, min(self.rank or MOST, H.p), generator=generator, dtype=torch.float64)
         omega = torch.linalg.qr(start).Q.T.to(network.device)
+        omega = omega if half is None else omega * half
         smallest = _SMALLEST.get(network.dtype or torch.float32, 1e-2)
         return LowRankCurvature.of(DenseRows(root_of_sketch(omega, H.mv(omega, scales), smallest)))
 

@@ -16,10 +16,10 @@ from sys import maxsize
 import torch
 
 from lapwing._types import Float, Tensor
-from lapwing.curvature import GaussNewton
+from lapwing.curvature import GaussNewton, Nystrom
 from lapwing.em.scaling import Scaling
 from lapwing.em.settings import EM, SGD, Dense
-from lapwing.em.solvers import Conjugate, Direct, Solved, Solver, System, detached
+from lapwing.em.solvers import Conjugate, Direct, Solved, Solver, Start, System, detached
 from lapwing.em.step import EMStep
 from lapwing.em.stochastic import Stochastic
 from lapwing.em.targets import target_share
@@ -116,7 +116,7 @@ class _Em:
         H = _products(posterior, source)
         n_parts = len(posterior.part_scales)
         direct = Direct.written(H, data, n_parts) if written and data is not None else None
-        solver = direct or _solver(posterior, H, settings, most_floats)
+        solver = direct or _solver(start, H, settings, most_floats)
         free = noise and noise_is_free(posterior)
         data = data if linear_mode else None
         return cls(start, scaling, solver, H, data, free, *scaling.bounds(diagonal), settings)
@@ -137,7 +137,8 @@ class _Em:
             effort = _CLOSELY if self.solver.precise else _ROUGHLY
             posterior = replace(posterior, expansion=find_mode(posterior, self.data, effort, near))
         share = target_share(self.H, state.solved.draws, system.scales)
-        solved = self.solver.solve(state.solved.draws, system, data_targets=share < 0.5)
+        start = Start(state.solved.draws, None if state.step is None else state.solved.products)
+        solved = self.solver.solve(start, system, data_targets=share < 0.5)
         found = replace(state, posterior=posterior, solved=solved)
         return replace(found, step=self._told(found, share))
 
@@ -239,9 +240,12 @@ def _solver(posterior: Posterior, H: GaussNewton, settings: EM, most_floats: int
         return Direct.of(posterior, H.jacobian.source)
     n_parts = len(posterior.part_scales)
     if isinstance(settings.solver, SGD):
-        return Stochastic(H, n_parts, settings.solver, posterior.n_data)
-    cg = settings.solver if isinstance(settings.solver, CG) else CG(rtol=1e-4, max_iterations=200)
-    return Conjugate(H, n_parts, cg)
+        return Stochastic(H, n_parts, (), settings.solver, posterior.n_data)
+    if isinstance(settings.solver, CG):
+        return Conjugate(H, n_parts, (), settings.solver)
+    rank = Nystrom().affordable(p, n_parts, most_floats)
+    sketch = Nystrom(rank).whitened(H, n_parts, posterior.prior.P0) if rank else ()
+    return Conjugate(H, n_parts, tuple(sketch), None)
 
 
 def _products(posterior: Posterior, source: Source) -> GaussNewton:

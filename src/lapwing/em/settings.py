@@ -42,9 +42,10 @@ class EM:
     """Sampling-based EM: `n_samples` posterior samples, at most `max_steps` steps.
 
     It stops when no log precision and no log noise has moved by more than `rtol`. `solver`, how the samples' equations
-    are solved: None solves them directly where a matrix of all weights or of all outputs fits, and elsewhere as
-    `lw.CG(rtol=1e-4, max_iterations=200)` does, by passes over the data; `lw.SGD(...)` takes one batch at a time, and
-    `lw.Dense()` insists on the matrix.
+    are solved: None solves them directly where a matrix of all weights or of all outputs fits, and elsewhere by passes
+    over the data: conjugate gradients, preconditioned by a sketch of the GGN, until what is missing is a small part of
+    the sampling error. `lw.CG(...)` solves to a tolerance, preconditioned by the posterior's own structure;
+    `lw.SGD(...)` takes one batch at a time, and `lw.Dense()` insists on the matrix.
     `g_prior` makes each precision proportional to the curvature of its weight, δ_p = α_g H_pp.
     """
 

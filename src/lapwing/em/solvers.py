@@ -10,7 +10,7 @@ They differ in the variance of minibatch gradients only. Antorán et al. (2023),
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,6 +24,8 @@ from lapwing.posterior import Posterior
 from lapwing.products import Source
 from lapwing.sampling import WeightDraws
 
+_OF_STANDARD_ERROR, _MOST_ITERATIONS = 0.25, 200
+
 
 @dataclass(frozen=True, eq=False)
 class System:
@@ -32,6 +34,14 @@ class System:
     P0: GroupedDiagonal
     scales: Float[Tensor, " g"]
     near: Precision
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """Samples for other equations; the H_g ζ, where they are known, save a pass."""
+
+    draws: WeightDraws
+    products: Float[Tensor, "g k p"] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +68,7 @@ class Solver(ABC):
         """What to precondition with under the posterior's prior and noise."""
 
     @abstractmethod
-    def solve(self, draws: WeightDraws, system: System, *, data_targets: bool) -> Solved:
+    def solve(self, start: Start, system: System, *, data_targets: bool) -> Solved:
         """ζ for another prior and noise, from where it was. `data_targets`: the first of the two objectives."""
 
 
@@ -101,12 +111,10 @@ class Direct(Solver):
         return torch.stack([part.mv(v) for part in self.parts])
 
     def near(self, posterior: Posterior) -> Precision:
-        first, *rest = self.parts
-        scales = posterior.part_scales.detach()
-        H = first.mixed(rest, scales) if rest else first.scaled(scales[0])
-        return H.plus(detached(posterior.prior.P0))
+        return summed(self.parts, posterior)
 
-    def solve(self, draws: WeightDraws, system: System, *, data_targets: bool) -> Solved:
+    def solve(self, start: Start, system: System, *, data_targets: bool) -> Solved:
+        draws = start.draws
         zeta = system.near.solve(draws.pull(system.P0.diagonal, system.scales))
         found = replace(draws, zeta=zeta, precisions=system.P0.diagonal, scales=system.scales)
         return Solved(found, self.parts_mv(zeta), 0.0, 0)
@@ -118,6 +126,7 @@ class Streamed(Solver):
 
     H: GaussNewton
     n_parts: int
+    sketch: tuple[Curvature, ...]  # of each part, to precondition with; none: the posterior's own structure does
     precise = False
 
     def parts_mv(self, v: Float[Tensor, "m p"]) -> Float[Tensor, "g m p"]:
@@ -125,7 +134,7 @@ class Streamed(Solver):
         return torch.stack([self.H.mv(v, e) for e in one_hot])
 
     def near(self, posterior: Posterior) -> Precision:
-        return posterior.precision.nearby()
+        return summed(self.sketch, posterior) if self.sketch else posterior.precision.nearby()
 
     def _solved(self, draws: WeightDraws, system: System, zeta: Tensor, n_products: int) -> Solved:
         """With the residual as it is, not as an iteration believes it to be."""
@@ -138,23 +147,45 @@ class Streamed(Solver):
 
 @dataclass(frozen=True, eq=False)
 class Conjugate(Streamed):
-    """Conjugate gradients for what is missing to ζ."""
+    """Conjugate gradients for what is missing to ζ.
 
-    cg: CG
+    Without a `cg` of the user's, they stop when (ζ − P⁻¹b)ᵀ P (ζ − P⁻¹b), which is at most rᵀM⁻¹r for a sketch M ⪯ P,
+    is small against the standard error √(2γ/K) of γ: more digits of the samples would not make γ any better known.
+    """
 
-    def solve(self, draws: WeightDraws, system: System, *, data_targets: bool) -> Solved:
+    cg: CG | None
+
+    def solve(self, start: Start, system: System, *, data_targets: bool) -> Solved:
+        draws, cg = start.draws, self.cg or CG(max_iterations=_MOST_ITERATIONS)
         b = draws.pull(system.P0.diagonal, system.scales)
-        missing = b - times(system, draws.zeta, self.parts_mv(draws.zeta))
-        # The tolerance is relative to b, and b − P ζ is what is solved for.
-        rtol = self.cg.rtol * float((sizes(system, b) / sizes(system, missing).clamp(min=1e-300)).min())
+        products = self.parts_mv(draws.zeta) if start.products is None else start.products
+        missing = b - times(system, draws.zeta, products)
+        wanted = self._bearable(draws, system, b) if self.cg is None else cg.rtol * sizes(system, b)
+        # Tolerances are those of ζ as a whole, and b − P ζ is what is left to solve for.
+        rtol = float((wanted / sizes(system, missing).clamp(min=1e-300)).min())
         found = conjugate_gradients(
             lambda v: self.H.mv(v, system.scales) + system.P0.diagonal * v,
             missing,
             precondition=system.near.rough_solve,
             rtol=rtol,
-            max_iterations=self.cg.max_iterations,
+            max_iterations=cg.max_iterations,
         )
         return self._solved(draws, system, draws.zeta + found.x, found.iterations)
+
+    def _bearable(self, draws: WeightDraws, system: System, b: Float[Tensor, "k p"]) -> Float[Tensor, ""]:
+        """√(rᵀM⁻¹r) that does no harm; γ is what the samples said last, or what the sketch knows of it."""
+        before = draws.precisions.sqrt() * draws.zeta
+        sketched = system.P0.diagonal.sqrt() * system.near.solve(b)
+        gamma = max(float((draws.prior * (draws.prior - zeta)).sum()) / len(b) for zeta in (before, sketched))
+        return b.new_tensor(_OF_STANDARD_ERROR * (2 * max(gamma, 1.0) / len(b)) ** 0.5).sqrt()
+
+
+def summed(parts: Sequence[Curvature], posterior: Posterior) -> Precision:
+    """Σ_g c_g H_g + P₀ at the posterior's prior and noise."""
+    first, *rest = parts
+    scales = posterior.part_scales.detach()
+    H = first.mixed(rest, scales) if rest else first.scaled(scales[0])
+    return H.plus(detached(posterior.prior.P0))
 
 
 def times(system: System, v: Float[Tensor, "m p"], products: Float[Tensor, "g m p"]) -> Float[Tensor, "m p"]:

@@ -9,7 +9,7 @@ import torch
 
 from lapwing._types import Float, Tensor
 from lapwing.em.settings import SGD
-from lapwing.em.solvers import Solved, Streamed, System
+from lapwing.em.solvers import Solved, Start, Streamed, System
 from lapwing.products import DataPiece
 from lapwing.sampling import WeightDraws
 
@@ -24,7 +24,8 @@ class Stochastic(Streamed):
     sgd: SGD
     n: int  # data
 
-    def solve(self, draws: WeightDraws, system: System, *, data_targets: bool) -> Solved:
+    def solve(self, start: Start, system: System, *, data_targets: bool) -> Solved:
+        draws = start.draws
         lr = self.sgd.lr or 0.5 / self._largest_eigenvalue(draws, system)
         descent = _Descent(draws.zeta.clone(), self.sgd)
         for epoch in range(self.sgd.epochs):
