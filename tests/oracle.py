@@ -474,6 +474,19 @@ def conjugate_regression(
     return prior_mean + gain @ (y - y_mean), prior_cov - gain @ J @ prior_cov, log_p
 
 
+def average_hessians(f: Tensor, V: Tensor, n_nodes: int = 81) -> Tensor:
+    """E[diag p − p pᵀ], p = softmax h, h ~ N(f, V), for each datum: a sum over a grid of the standard normal."""
+    nodes = torch.linspace(-8, 8, n_nodes, dtype=f.dtype)
+    z = torch.cartesian_prod(*[nodes] * f.shape[1])
+    weights = torch.softmax(-0.5 * z.square().sum(1), 0)
+    averages = []
+    for f_n, V_n in zip(f, V, strict=True):
+        values, U = torch.linalg.eigh(V_n)
+        p = torch.softmax(f_n + (z * values.clamp(min=0).sqrt()) @ U.T, 1)
+        averages.append((weights @ p).diag() - p.T @ (weights[:, None] * p))
+    return torch.stack(averages)
+
+
 # --- comparison ---------------------------------------------------------------------------------------------
 
 

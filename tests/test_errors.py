@@ -481,6 +481,8 @@ TUNING = [
     Row("unknown way to tune", three, lambda m: lw.tune(classifier(m), by="evidance"), VALUE, ("by", 'Did you mean "evidence"')),
     Row("curvature at a mode that is not looked for", three, lambda m: lw.tune(classifier(m), mode="network", curvature_at="linear_mode"), VALUE, ("curvature_at", 'mode="linear"')),
     Row("mean at a mode that is not looked for", three, lambda m: lw.tune(classifier(m), mode="network", predictive_mean="linear_mode"), VALUE, ("predictive_mean", 'mode="linear"')),
+    Row("an average that visits no data", three, lambda m: lw.tune(classifier(m), mode="network", curvature_at="posterior"), VALUE, ("curvature_at", 'mode="linear"')),
+    Row("an average of what is constant", three, lambda m: lw.tune(regressor(m), curvature_at="posterior"), STRUCTURE, ("Gaussian", 'curvature_at="network"')),
     Row("unknown point of the curvature", three, lambda m: lw.tune(classifier(m), curvature_at="mode"), VALUE, ("curvature_at", '"linear_mode"')),
     Row("other data to tune on", three, lambda m: lw.tune(classifier(m), (X[:3], LABELS[:3]), groups="one"), VALUE, ("3 data", "validation=")),
     Row("samples of drawn labels", three, lambda m: lw.tune(fit(fisher="mc")(m), by="em"), STRUCTURE, ('by="em"', "Sampled", 'fisher="exact"')),

@@ -126,4 +126,9 @@ def _caveats(posteriors: list[Posterior]) -> list[str]:
         caveats.append(
             f"The evidence is taken at different points ({' and '.join(points)}): tune all models with the same mode."
         )
+    if len({p.estimate.in_expectation for p in posteriors}) > 1:
+        caveats.append(
+            "The curvature of some models was averaged over their posterior, that of others is the network's: tune all "
+            "with the same curvature_at."
+        )
     return caveats

@@ -73,6 +73,12 @@ class Finding:
         return Finding("refinement", value, not report.converged, advice)
 
     @staticmethod
+    def of_average(in_expectation: bool) -> Iterator[Finding]:
+        if in_expectation:
+            advice = "At the network's own outputs it made training data much less sure than the network is."
+            yield Finding("curvature", "averaged over the outputs that the posterior holds possible", False, advice)
+
+    @staticmethod
     def of_effective_dimension(layers: dict[str, tuple[float, int]]) -> Finding:
         gamma, p = sum(g for g, _ in layers.values()), sum(n for _, n in layers.values())
         listed = ", ".join(f"{name} {g:.3g} of {n}" for name, (g, n) in list(layers.items())[:12])

@@ -13,12 +13,14 @@ import torch
 
 from lapwing import em, evidence, normalised, priors, ranks, refinement, registry, tuning
 from lapwing.curvature import GP, NOT_KEPT, Ekfac, Exact, Keeper, Kron
-from lapwing.data import as_batches
+from lapwing.data import Batches, as_batches
+from lapwing.diagnosis import TRUST_MARGIN
 from lapwing.errors import InputError, InputTypeError, StructureError
 from lapwing.likelihoods import Gaussian
 from lapwing.linear_model import design, in_fixed_order
 from lapwing.observations import observed
 from lapwing.posterior import Posterior
+from lapwing.posterior.findings import training_check
 from lapwing.sampling import seeded
 from lapwing.sandbox import plain_tensors, random_state_kept
 from lapwing.storage import Checkpoint, tuning_binding
@@ -38,7 +40,7 @@ def tune(
     noise: bool = True,
     mode: str = "linear",
     validation: Any = None,
-    curvature_at: str = "network",
+    curvature_at: str | None = None,
     predictive_mean: str = "network",
     progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -52,8 +54,11 @@ def tune(
     each ("one", "layer", "tensor", "normalised"); None keeps the prior's own, but gives a network with
     normalisation layers one precision per normalised group if the prior has only one. `mode`: the evidence at the
     linear model's own mode, for which the training data are visited (those of `fit` unless given), or at the trained
-    weights ("network", classic). `curvature_at="linear_mode"` evaluates the curvature anew at that mode, and
-    `predictive_mean="linear_mode"` predicts around it.
+    weights ("network", classic). `predictive_mean="linear_mode"` predicts around that mode.
+
+    `curvature_at`: the curvature at the "network"'s outputs; anew at those of the "linear_mode"; or averaged over the
+    outputs that the tuned "posterior" holds possible. None averages that of classes where the training data are
+    predicted much worse than by the network alone and no held-out data are there to say so, else keeps the network's.
 
     `validation`, held-out data: the evidence decides the relative precisions; held-out NLL decides their common scale,
     the noise or the temperature of the classes, the mean and the link.
@@ -66,7 +71,7 @@ def tune(
     posterior.check_unrefined("tune")
     choice = _Choice(
         registry.choose("mode", mode, {"network": False, "linear": True}),
-        registry.choose("curvature_at", curvature_at, {"network": False, "linear_mode": True}),
+        _CURVATURES["network"] if curvature_at is None and validation is not None else _curvature(curvature_at),
         registry.choose("predictive_mean", predictive_mean, {"network": False, "linear_mode": True}),
     )
     by_evidence = {"evidence": tuning.maximise_evidence, "fixed_point": tuning.iterate_fixed_point}
@@ -109,16 +114,35 @@ def _checkpoint(posterior: Posterior, asked: dict[str, Any], directory: Any, eve
 
 
 @dataclass(frozen=True)
+class _Curvature:
+    """Where the curvature is taken: at the linear mode, or over the posterior's outputs. None: let the data say."""
+
+    at_mode: bool = False
+    averaged: bool | None = None
+
+
+_CURVATURES = {
+    "network": _Curvature(averaged=False),
+    "linear_mode": _Curvature(at_mode=True, averaged=False),
+    "posterior": _Curvature(averaged=True),
+}
+
+
+def _curvature(word: str | None) -> _Curvature:
+    return _Curvature() if word is None else registry.choose("curvature_at", word, _CURVATURES)
+
+
+@dataclass(frozen=True)
 class _Choice:
     """Which point the evidence, the curvature and the predictive mean are taken at."""
 
     linear_mode: bool
-    curvature_at_mode: bool
+    curvature: _Curvature
     mean_at_mode: bool
 
     def check(self, posterior: Posterior) -> None:
         structure = posterior.structure
-        if self.curvature_at_mode and isinstance(structure, GP) and structure.n_points is not None:
+        if self.curvature.at_mode and isinstance(structure, GP) and structure.n_points is not None:
             raise InputError(
                 f'tune(curvature_at="linear_mode") would choose other points than the {structure.n_points} of this GP. '
                 'Use curvature_at="network", or lw.GP() without n_points.'
@@ -128,10 +152,17 @@ class _Choice:
                 "The evidence of this GP is that of its points alone; the linear model's mode would be that of all "
                 'data. Use mode="network", or sod_scale="likelihood".'
             )
-        if not self.linear_mode and (self.curvature_at_mode or self.mean_at_mode):
+        if not self.linear_mode and (self.curvature.at_mode or self.curvature.averaged or self.mean_at_mode):
             raise InputError(
-                'tune(mode="network") never looks for the linear model\'s mode, so neither curvature_at nor '
-                'predictive_mean can be "linear_mode". Use mode="linear".'
+                'tune(mode="network") never looks for the linear model\'s mode and visits no data, so neither '
+                'curvature_at nor predictive_mean can be other than "network". Use mode="linear".'
+            )
+        if self.curvature.averaged and not refinement.can_average(posterior, _most_stored(posterior)):
+            raise StructureError(
+                'tune(curvature_at="posterior") averages the curvature of classes, where it is a sum over data '
+                '(structure="full", "block", "kron", "ekfac" or "diag", fisher="exact") and a matrix per likelihood '
+                f"term fits into memory; this is {type(posterior.likelihood).__name__} with "
+                f'{type(structure).__name__} curvature. Use curvature_at="network".'
             )
 
     def tuned(
@@ -154,15 +185,28 @@ class _Choice:
             )
             most = _most_stored(posterior)
             make = partial(design, posterior.linearised, source, n=posterior.n_data, most_floats=most)
-            recurved = partial(_recurved, source=source) if self.curvature_at_mode else None
+            recurved = partial(_recurved, source=source) if self.curvature.at_mode else None
         with random_state_kept():
+            if posterior.estimate.in_expectation and batches is not None:  # over a posterior that is being replaced
+                posterior = refinement.curved_at(posterior, source, torch.zeros_like(posterior.linearised.theta))
             tuned = tuning.tune_at_linear_mode(posterior, ascend, make, noise=noise, recurved=recurved, keeper=keeper)
+            if batches is not None and self._averages(tuned, batches):
+                tuned = ascend(refinement.averaged(tuned, source), noise=noise)
         if not self.mean_at_mode:
             return replace(tuned, readout=replace(tuned.readout, noise_std=_noise_around_network(tuned, noise)))
         return _around_mode(tuned)
 
+    def _averages(self, tuned: Posterior, batches: Batches) -> bool:
+        """Whether the curvature is averaged over the outputs the posterior holds possible."""
+        if self.curvature.averaged is not None:
+            return self.curvature.averaged
+        if not refinement.can_average(tuned, _most_stored(tuned)):
+            return False
+        predictive, network, _ = training_check(tuned, *batches.first_of_all())
+        return bool(ranks.broadcast(predictive - network > TRUST_MARGIN, 0))
+
     def check_em(self, posterior: Posterior, settings: em.EM, checkpoint: Any) -> None:
-        if self.curvature_at_mode:
+        if self.curvature.at_mode or self.curvature.averaged:
             raise InputError(
                 'tune(by="em") samples with the curvature at the network\'s own outputs: curvature_at="network".'
             )

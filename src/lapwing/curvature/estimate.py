@@ -35,12 +35,15 @@ class Estimate:
     parts: tuple[Curvature, ...]
     statistics: FitStatistics
     prior_scale: float = 1.0  # what the prior is multiplied by where some data stand for all
+    in_expectation: bool = False  # whether Λ was averaged over a posterior's outputs: lw.tune does so for classes
 
     def joined(self, others: Sequence[Estimate]) -> Estimate:
         """Of these data and the others' together: every sum over data adds, in this order."""
         columns = zip(self.parts, *(other.parts for other in others), strict=True)
         parts = tuple(first.joined(rest) for first, *rest in columns)
-        return Estimate(parts, self.statistics.joined([other.statistics for other in others]))
+        averaged = self.in_expectation or any(other.in_expectation for other in others)
+        statistics = self.statistics.joined([other.statistics for other in others])
+        return Estimate(parts, statistics, in_expectation=averaged)
 
     def without(self, less: Estimate) -> Estimate:
         """Of these data less some of them."""

@@ -30,10 +30,11 @@ def findings(posterior: Posterior) -> Iterator[Finding]:
     if posterior.refinement is not None:
         yield Finding.of_refinement(posterior.refinement)
     yield from _mode_findings(posterior)
+    yield from Finding.of_average(posterior.estimate.in_expectation)
     yield Finding.of_effective_dimension(dimension_by_layer(posterior))
     seen = None if posterior.source is None or not posterior.history else posterior.source.first_here()
     if seen is not None:
-        yield Finding.of_training_check(*_training_check(posterior, *seen))
+        yield Finding.of_training_check(*training_check(posterior, *seen))
     yield from Finding.of_found_groups(prior.group_names, prior.reasons)
     low, high = float(prior.precisions.min()), float(prior.precisions.max())
     yield Finding.of_condition((float(posterior.curvature.norm()) + high) / low)
@@ -56,7 +57,7 @@ def _gradient_findings(posterior: Posterior) -> Iterator[Finding]:
         yield Finding.of_weight_decay(float(theta @ from_data) / norm, float((delta * theta**2).sum()) / norm)
 
 
-def _training_check(posterior: Posterior, x: ModelInput, y: Any) -> tuple[float, float, int]:
+def training_check(posterior: Posterior, x: ModelInput, y: Any) -> tuple[float, float, int]:
     """NLL per likelihood term of data that were seen: by the predictive, by the network alone, and of how many."""
     with random_state_kept():
         x, encoded = encode_batch(x, y, posterior.likelihood, posterior.sites)

@@ -380,6 +380,11 @@ class Posterior:
         if not self.structure.additive or isinstance(self.fisher, Sampled):
             what = 'fisher="mc"' if self.structure.additive else f"{type(self.structure).__name__} curvature"
             raise StructureError(f"downdated: with {what} data cannot be taken out exactly. Fit again without them.")
+        if self.estimate.in_expectation:
+            raise StructureError(
+                "downdated: tuning averaged this curvature over the posterior of all the data, so that those of some "
+                "cannot be taken out exactly. Fit again without them, or downdate before tuning."
+            )
         less = self._estimated(as_batches(data), progress)
         left = self.estimate.without(less)
         if isinstance(self.likelihood, Gaussian):

@@ -2,6 +2,7 @@
 
 from lapwing.refinement.covariances import DiagonalCovariance, FullCovariance
 from lapwing.refinement.curvature import curved_at
+from lapwing.refinement.expected import averaged, can_average
 from lapwing.refinement.laplace import Adam, refine_laplace
 from lapwing.refinement.passes import Passes
 from lapwing.refinement.sampled import SampledSteps
@@ -16,6 +17,8 @@ __all__ = [
     "Passes",
     "SampledSteps",
     "Variational",
+    "averaged",
+    "can_average",
     "curved_at",
     "refine_laplace",
     "refine_variational",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
 
 from lapwing import curvature, ranks
 from lapwing._types import Float, Tensor
+from lapwing.curvature import Fisher
+from lapwing.data import ModelInput
+from lapwing.likelihoods import Likelihood, OutputCurvature
 from lapwing.linearise import Trace
 from lapwing.posterior import Posterior
 from lapwing.products import Source, choose_jvp
@@ -30,4 +34,32 @@ def curved_at(posterior: Posterior, source: Source, shift: Float[Tensor, " p"]) 
         chunk_floats=posterior.chunk_floats,
         outputs=shifted,
     )
-    return replace(posterior, estimate=replace(posterior.estimate, parts=fresh.parts))
+    return replace(posterior, estimate=replace(posterior.estimate, parts=fresh.parts, in_expectation=False))
+
+
+class InOrder(Fisher):
+    """Roots that were found beforehand, handed out as the data come: in the order in which they were found."""
+
+    separate_sites = True
+
+    def __init__(self, roots: Float[Tensor, "n t c k"]) -> None:
+        self.roots, self.at = roots, 0
+
+    def parts(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[Float[Tensor, "n t c m"]]:
+        self.at += len(f)
+        return [self.roots[self.at - len(f) : self.at].to(f)]
+
+    def curvatures(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[OutputCurvature] | None:
+        return None
+
+    def scales(self, likelihood: Likelihood) -> Float[Tensor, " g"]:
+        return likelihood.part_scales()
+
+    def along(self, source: Source) -> Source:
+        """The source, whose every pass begins with the first root."""
+
+        def passes() -> Iterable[tuple[ModelInput, Tensor]]:
+            self.at = 0
+            yield from source()
+
+        return passes

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from lapwing import curvature
-from lapwing._types import Float, Tensor
 from lapwing.curvature import Exact, Fisher
 from lapwing.errors import StructureError
-from lapwing.likelihoods import Gaussian, Likelihood, OutputCurvature
+from lapwing.likelihoods import Gaussian
 from lapwing.linear_model import Expansion, Refinement
 from lapwing.operators import Curvature
 from lapwing.planning import in_words
 from lapwing.posterior import Posterior, Readout
 from lapwing.refinement.covariances import Covariance, root_of
+from lapwing.refinement.curvature import InOrder
 from lapwing.refinement.expectations import expectation
 from lapwing.refinement.laplace import found_in_memory
 from lapwing.refinement.model import LinearModel, gathered
@@ -117,7 +116,7 @@ def _parts(
     fisher: Fisher = Exact()
     if not isinstance(posterior.likelihood, Gaussian):
         S = root_of(model, belief.curvature / model.likelihood_scale)
-        fisher = _InOrder(S.reshape(model.n, -1, *S.shape[1:]))
+        fisher = InOrder(S.reshape(model.n, -1, *S.shape[1:]))
     return curvature.estimate(
         posterior.linearised,
         posterior.likelihood,
@@ -127,22 +126,3 @@ def _parts(
         fisher=fisher,
         chunk_floats=posterior.chunk_floats,
     ).parts
-
-
-class _InOrder(Fisher):
-    """Roots that were found beforehand, handed out as the data come: in the order in which they were found."""
-
-    separate_sites = True
-
-    def __init__(self, roots: Float[Tensor, "n t c k"]) -> None:
-        self.roots, self.at = roots, 0
-
-    def parts(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[Float[Tensor, "n t c m"]]:
-        self.at += len(f)
-        return [self.roots[self.at - len(f) : self.at].to(f)]
-
-    def curvatures(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[OutputCurvature] | None:
-        return None
-
-    def scales(self, likelihood: Likelihood) -> Float[Tensor, " g"]:
-        return likelihood.part_scales()

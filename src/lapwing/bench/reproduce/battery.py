@@ -97,10 +97,9 @@ class BatteryJob:
         with warnings.catch_warnings(record=True) as caught:  # kept in the record
             warnings.simplefilter("always")
             alone, first = timed(lambda: lw.tune(posterior, _pair(parts.train)))
-            # What lw.tune(posterior, train, validation=held_out) does next, the evidence being at its maximum already.
-            both, second = timed(lambda: lw.tune(alone, by="validation", validation=_pair(parts.validation)))
+            both, second = timed(lambda: lw.tune(posterior, _pair(parts.train), validation=_pair(parts.validation)))
         rows, scored = timed(lambda: self._scores(model, alone, both))
-        seconds = {"train": trained, "fit": fitted, "evidence": first, "held-out": second, "score": scored}
+        seconds = {"train": trained, "fit": fitted, "evidence": first, "validation": second, "score": scored}
         return Run(
             task=self.task.name,
             seed=self.seed,
