@@ -12,11 +12,14 @@ MODES = {"linear mode": "linear", "trained weights": "network"}
 
 
 def tuned(posterior: lw.Posterior, model: nn.Module, data: Any, evidence: str, groups: str) -> lw.Posterior:
-    """The posterior tuned by the evidence, evaluated at the linear mode or at the trained weights."""
+    """The posterior tuned by the evidence, evaluated at the linear mode or at the trained weights.
+
+    With the curvature at the network's outputs, as published: the studies compare points of the evidence, no more.
+    """
     if groups == "normalised":
         posterior = posterior.with_prior(lw.prior(model, groups=groups, data=data))
-        return lw.tune(posterior, data, mode=MODES[evidence])
-    return lw.tune(posterior, data, mode=MODES[evidence], groups=groups)
+        return lw.tune(posterior, data, mode=MODES[evidence], curvature_at="network")
+    return lw.tune(posterior, data, mode=MODES[evidence], groups=groups, curvature_at="network")
 
 
 def typical_precision(posterior: lw.Posterior) -> float:
