@@ -86,7 +86,7 @@ def test_an_early_stopped_network_is_far_from_its_linear_mode():
     assert finding(trained(8, steps=3), "gradient norm at the weights").concern
 
 
-def test_a_confident_classifier_is_not_to_be_trusted_by_evidence_alone():
+def test_a_confident_classifier_is_not_to_be_trusted_with_the_curvature_of_the_network():
     labels = (Y[:, 0] > 0).long()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 2)).double()
@@ -96,8 +96,9 @@ def test_a_confident_classifier_is_not_to_be_trusted_by_evidence_alone():
         nn.functional.cross_entropy(model(X), labels).backward()
         optimiser.step()
     fitted = lw.fit(model, (X, labels), "classification", structure="full")
-    tuned = lw.tune(fitted, (X, labels))
+    tuned = lw.tune(fitted, (X, labels), curvature_at="network")
     assert "not to be trusted" in finding(tuned, "predictions of training data").advice
+    assert not finding(lw.tune(fitted, (X, labels)), "predictions of training data").concern  # averaged over them
     assert not finding(trained(8), "predictions of training data").concern
 
 
