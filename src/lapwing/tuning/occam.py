@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -31,6 +32,14 @@ _MOST_DENSE = 6_000  # parameters up to which a dense P⁻¹ is formed for the d
 _MOST_KERNELS = 32  # groups up to which a kernel each is kept
 
 
+class Spectrum(NamedTuple):
+    """Eigenvalues of H at unit dispersion whose eigenvectors lie within one group, and how often each counts."""
+
+    group: int
+    eigenvalues: Float[Tensor, " k"]
+    weights: Float[Tensor, " k"]
+
+
 class Occam(ABC):
     """log det(P P₀⁻¹) of some of the parameters."""
 
@@ -46,17 +55,31 @@ class Occam(ABC):
 class SpectralOccam(Occam):
     """Every eigenvector of H lies within one group: all is elementwise, with q = c λ/(c λ + δ)."""
 
-    eigenvalues: Float[Tensor, " k"]  # of H at unit dispersion
-    weights: Float[Tensor, " k"]  # how often each counts
-    index: Int[Tensor, " k"]
+    eigenvalues: tuple[Float[Tensor, " _"], ...]  # of H at unit dispersion, by group
+    weights: tuple[Float[Tensor, " _"], ...]  # how often each counts
+
+    @classmethod
+    def of(cls, spectra: Sequence[Spectrum], n_groups: int, empty: Float[Tensor, " 0"]) -> SpectralOccam:
+        """Those of many layers as one."""
+        found = [[spectrum for spectrum in spectra if spectrum.group == g] for g in range(n_groups)]
+        values = (torch.cat([empty, *(spectrum.eigenvalues for spectrum in own)]) for own in found)
+        weights = (torch.cat([empty, *(spectrum.weights for spectrum in own)]) for own in found)
+        return cls(tuple(values), tuple(weights))
 
     def value(self, u: Float[Tensor, " g"], w: Scalar) -> Scalar:
-        return self.weights @ (self.eigenvalues * (w - u)[self.index].exp()).log1p()
+        ratios = (w - u).exp()
+        return torch.stack(
+            [n @ (values * r).log1p() for (values, n), r in zip(self._groups, ratios, strict=True)]
+        ).sum()
 
     def dimensions(self, u: Float[Tensor, " g"], w: Scalar) -> Dimensions:
-        q = self.eigenvalues / (self.eigenvalues + (u - w)[self.index].exp())
-        gamma, squares = (torch.zeros_like(u).index_add(0, self.index, self.weights * v) for v in (q, q**2))
-        return gamma, squares.diag()
+        ratios = (u - w).exp()
+        qs = [(values / (values + r), n) for (values, n), r in zip(self._groups, ratios, strict=True)]
+        return torch.stack([n @ q for q, n in qs]), torch.stack([(n * q) @ q for q, n in qs]).diag()
+
+    @property
+    def _groups(self) -> list[tuple[Tensor, Tensor]]:
+        return list(zip(self.eigenvalues, self.weights, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,26 +150,28 @@ class DenseOccam(Occam):
 def occams(H: Curvature, P0: GroupedDiagonal) -> tuple[Occam, ...] | None:
     """The terms that log det(P P₀⁻¹) is the sum of; None where one of them is no closed form, or too dear."""
     found = list(_terms(H, P0, torch.arange(P0.n_groups, device=P0.index.device)))
-    others = [term for term in found if not isinstance(term, SpectralOccam)]
-    spectral = [term for term in found if isinstance(term, SpectralOccam)]
-    known = [term for term in others if term is not None]
-    return None if len(known) < len(others) else (*_joined(spectral), *known)
+    spectra = [term for term in found if isinstance(term, Spectrum)]
+    others = [term for term in found if isinstance(term, Occam)]
+    if len(spectra) + len(others) < len(found):
+        return None
+    empty = torch.zeros(0, dtype=torch.float64, device=P0.index.device)
+    return (*([SpectralOccam.of(spectra, P0.n_groups, empty)] if spectra else []), *others)
 
 
 def dense_occam(H: Curvature, P0: GroupedDiagonal) -> DenseOccam | None:
     return DenseOccam(H.to_dense(), P0.index) if isinstance(H, DenseCurvature) and H.p <= _MOST_DENSE else None
 
 
-def _terms(H: Curvature, P0: GroupedDiagonal, groups: Int[Tensor, " g"]) -> Iterator[Occam | None]:
+def _terms(H: Curvature, P0: GroupedDiagonal, groups: Int[Tensor, " g"]) -> Iterator[Occam | Spectrum | None]:
     """`groups` are the numbers, in the whole prior, of the groups of P₀."""
     if P0.isotropic:
-        values, weights = H.weighted_spectrum()
-        yield SpectralOccam(values, weights, groups.expand(len(values)))
+        yield Spectrum(int(groups), *H.weighted_spectrum())
     elif isinstance(H, BlockDiagonalCurvature):
         for s, block in zip(H.slices, H.blocks, strict=True):
             yield from _terms(block, P0.restricted(s), groups[P0.index[s].unique()])
     elif isinstance(H, DiagonalCurvature):
-        yield SpectralOccam(H.entries, torch.ones_like(H.entries), groups[P0.index])
+        for g, values in enumerate(H.entries[P0.index == i] for i in range(P0.n_groups)):
+            yield Spectrum(int(groups[g]), values, torch.ones_like(values))
     elif isinstance(H, LowRankCurvature):
         few = not H.scale.ndim and P0.n_groups <= _MOST_KERNELS
         yield KernelOccam(_kernels(H, P0), groups) if few else None
@@ -158,10 +183,3 @@ def _terms(H: Curvature, P0: GroupedDiagonal, groups: Int[Tensor, " g"]) -> Iter
 def _kernels(H: LowRankCurvature, P0: GroupedDiagonal) -> Float[Tensor, "g r r"]:
     one_hot = torch.eye(P0.n_groups, dtype=torch.float64, device=P0.index.device)
     return torch.stack([H.scale * H.root.kernel(GroupedDiagonal(e, P0.index)) for e in one_hot])
-
-
-def _joined(terms: Sequence[SpectralOccam]) -> Iterator[SpectralOccam]:
-    """Those of many layers as one."""
-    if terms:
-        columns = zip(*((term.eigenvalues, term.weights, term.index) for term in terms), strict=True)
-        yield SpectralOccam(*(torch.cat(column) for column in columns))
