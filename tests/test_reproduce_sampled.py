@@ -11,7 +11,7 @@ import torch
 
 from lapwing.bench.reproduce.effort import TOY
 from lapwing.bench.reproduce.folder import DataFolder
-from lapwing.bench.reproduce.image_networks import resnet
+from lapwing.bench.reproduce.image_networks import staged_resnet
 from lapwing.bench.reproduce.parts import Parts, Split
 from lapwing.bench.reproduce.sampled import N_LABELS, SIZES, SampledJob, run
 from lapwing.bench.reproduce.store import Store
@@ -31,12 +31,17 @@ def test_the_joint_score_is_that_of_functions(tmp_path: Path) -> None:
 
 def test_the_network_has_as_many_parameters_as_we_say() -> None:
     for name in ("full", "quick"):
-        assert sum(p.numel() for p in resnet(12, SIZES[name].widths).parameters()) == 109_858
+        assert sum(p.numel() for p in staged_resnet(12, SIZES[name].widths).parameters()) == 103_642
 
 
 @pytest.mark.slow
-def test_the_page_can_be_made(tmp_path: Path) -> None:
-    record = run(Study(DataFolder(None), Store(tmp_path), TOY, n_seeds=1))
+def test_the_page_can_be_made_and_a_stopped_study_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = Study(DataFolder(None), Store(tmp_path), TOY, n_seeds=1)
+    record = run(study)
+    (tmp_path / "records" / "sampled-laplace-digits-toy-0.json").unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr("lapwing.tune", None)  # every posterior is kept: nothing is tuned again
+        assert run(study) == record
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     text = write_study(report.page(record, "lapwing reproduce sampled-laplace"), tmp_path / "report.html").read_text()
     assert text.count('role="img"') == 2

@@ -29,7 +29,7 @@ def page(record: SampledRecord, command: str) -> StudyPage:
     return StudyPage(
         title="The full GGN by samples",
         lead=(
-            f"A batch-normed ResNet of {run['parameters']:,} parameters on {run['n_train']} images of {run['data']}. "
+            f"A batch-normed ResNet of {run['parameters']:,} parameters on {run['n_train']:,} images of {run['data']}. "
             f"No P × P matrix is formed: {run['n_samples']} samples of the posterior tune {run['groups']} prior "
             "precisions, and predict.",
         ),
@@ -127,6 +127,7 @@ def _settings(record: SampledRecord) -> tuple[Setting, ...]:
         Setting(name="data", value=f"{run['data']}: {run['n_train']} to train, {run['n_test']} to test"),
         Setting(name="outside", value=run["outside"]),
         Setting(name="samples", value=f"{run['n_samples']}, {len(path['change']) - 1} steps of EM"),
+        Setting(name="products with all samples", value=f"{sum(path['products'])}"),
         Setting(name="last change of a log precision", value=f"{path['change'][-1]:.2g}"),
         Setting(name="residual of the samples", value=f"{path['residual'][-1]:.2g}"),
         Setting(name="effort", value=record["effort"]),

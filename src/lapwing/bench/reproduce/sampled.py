@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, TypedDict
@@ -20,13 +20,19 @@ import lapwing as lw
 from lapwing.bench.reproduce import scores, sources
 from lapwing.bench.reproduce.architectures import seeded
 from lapwing.bench.reproduce.effort import Effort
-from lapwing.bench.reproduce.image_networks import resnet
+from lapwing.bench.reproduce.image_networks import staged_resnet
 from lapwing.bench.reproduce.parts import Parts
 from lapwing.bench.reproduce.scores import Score
 from lapwing.bench.reproduce.study import Study, done, timed
 from lapwing.bench.reproduce.training import Recipe, train
 
 N_LABELS, N_DYADS, N_DRAWS = 10, 500, 64
+SAMPLES = "full GGN, samples"
+STRUCTURES: dict[str, dict[str, Any]] = {
+    "last layer": {"params": "last_layer", "structure": "full"},
+    "diagonal": {"structure": "diag"},
+    "Kronecker": {"structure": "kron"},
+}
 
 
 @dataclass(frozen=True)
@@ -37,13 +43,13 @@ class Size:
     n_test: int
     n_epochs: int
     n_samples: int
-    max_steps: int
-    widths: tuple[int, int] = (24, 56)  # of the network
+    max_steps: int  # of EM in one round; how far a round came is kept
+    n_rounds: int = 1
+    widths: tuple[int, int, int] = (16, 32, 80)  # of the network
 
     @property
     def em(self) -> lw.EM:
-        """In the dual: there are fewer outputs of the data than parameters."""
-        return lw.EM(n_samples=self.n_samples, max_steps=self.max_steps, rtol=0.05, solver=lw.Dense())
+        return lw.EM(n_samples=self.n_samples, max_steps=self.max_steps, rtol=0.05)
 
     @property
     def effort(self) -> Effort:
@@ -51,9 +57,9 @@ class Size:
 
 
 SIZES = {
-    "full": Size(200, 400, 40, 32, 10),
-    "quick": Size(100, 200, 15, 16, 6),
-    "toy": Size(24, 20, 1, 2, 1, (2, 4)),
+    "full": Size(4_000, 2_000, 15, 8, 2, 2),
+    "quick": Size(500, 400, 15, 8, 3),
+    "toy": Size(24, 20, 1, 2, 1, 2, (2, 4, 4)),
 }
 
 
@@ -69,6 +75,18 @@ class EmPath(TypedDict):
     effective_dimension: list[float]
     change: list[float]
     residual: list[float]
+    products: list[int]  # of all samples at once that a step took
+
+
+class Tuned(TypedDict):
+    """What is kept of a posterior: its scores, and where its precisions stand."""
+
+    row: SampledRow
+    precisions: list[float]
+    path: EmPath
+
+
+NO_PATH = EmPath(effective_dimension=[], change=[], residual=[], products=[])
 
 
 class SampledRun(TypedDict):
@@ -121,8 +139,18 @@ class SampledJob:
         return Recipe(n_epochs=self.size.n_epochs, learning_rate=3e-3)
 
     @property
+    def trained_with(self) -> str:
+        size = self.size
+        data = f"{size.n_train} to train, {size.n_test} to test"
+        return f"{self.recipe} | {data} | {size.widths} | {N_DYADS} dyads | seed {self.seed}"
+
+    @property
+    def sampled_with(self) -> str:
+        return f"{self.trained_with} | {self.size.em}"
+
+    @property
     def made_with(self) -> str:
-        return f"{self.recipe} | {self.size} | {N_DYADS} dyads | seed {self.seed}"
+        return f"{self.sampled_with} | {self.size.n_rounds} rounds"
 
     @cached_property
     def parts(self) -> Parts:
@@ -131,54 +159,75 @@ class SampledJob:
         return sources.small_grey_images("fashion_mnist", "mnist", self.study.folder, self.seed, self.size.effort)
 
     def trained(self) -> nn.Module:
-        model = seeded(lambda: resnet(self.parts.train.x.shape[-1], self.size.widths), seed=self.seed)
-        if not self.study.store.load_weights(self.name, self.made_with, model):
+        model = seeded(lambda: staged_resnet(self.parts.train.x.shape[-1], self.size.widths), seed=self.seed)
+        if not self.study.store.load_weights(self.name, self.trained_with, model):
             train(model, self.parts, nn.functional.cross_entropy, self.recipe, seed=self.seed)
-            self.study.store.keep_weights(self.name, self.made_with, model)
+            self.study.store.keep_weights(self.name, self.trained_with, model)
         return model.eval()
 
     def run(self) -> SampledRun:
-        model, path = self.trained(), EmPath(effective_dimension=[], change=[], residual=[])
-        rows, groups = [self._network(model)], 0
-        for method, posterior, seconds in self._posteriors(model):
-            if posterior.draws is not None:
-                path, groups = _path(posterior), len(posterior.prior.precisions)
-                posterior = lw.sampled(posterior)
-            rows.append(self._row(method, posterior, seconds))
+        model = self.trained()
+        cheaper = [self._structured(model, method) for method in STRUCTURES]
+        sampled = self._by_samples(model, cheaper[-1]["precisions"])
         return SampledRun(
             seed=self.seed,
             data=self.data_name,
             outside=self.parts.outside_is,
             parameters=sum(p.numel() for p in model.parameters()),
-            groups=groups,
+            groups=len(sampled["precisions"]),
             n_train=len(self.parts.train),
             n_test=len(self.parts.test),
             n_samples=self.size.n_samples,
-            rows=rows,
-            path=path,
+            rows=[self._network(model), *(tuned["row"] for tuned in cheaper), sampled["row"]],
+            path=sampled["path"],
         )
 
-    def _posteriors(self, model: nn.Module) -> Iterator[tuple[str, lw.Posterior, float]]:
-        """Each tuned by the evidence, on the training data alone."""
-        split = self.parts.train
-        data = split.x, split.y
-        structures: tuple[tuple[str, dict[str, Any]], ...] = (
-            ("last layer", {"params": "last_layer", "structure": "full"}),
-            ("diagonal", {"structure": "diag"}),
-            ("Kronecker", {"structure": "kron"}),
-        )
-        tuned = None
-        for method, options in structures:
-            fitted, first = timed(partial(lw.fit, model, data, "classification", **options))
-            tuned, second = timed(partial(lw.tune, fitted, data, progress=False))
-            yield method, tuned, first + second
-        # Precisions of the cheaper structure are where EM starts: from a common one it needs several steps more.
-        free, first = timed(lambda: lw.fit(model, data, "classification", structure=lw.MatrixFree(preconditioner=None)))
-        free = free if tuned is None else free.with_prior(tuned.prior)
+    @property
+    def _data(self) -> tuple[Tensor, Tensor]:
+        return self.parts.train.x, self.parts.train.y
+
+    def _structured(self, model: nn.Module, method: str) -> Tuned:
+        """Tuned by the evidence, on the training data alone."""
+        if (kept := self._kept(method, self.trained_with)) is None:
+            fitted, first = timed(partial(lw.fit, model, self._data, "classification", **STRUCTURES[method]))
+            tuned, second = timed(partial(lw.tune, fitted, self._data, progress=False))
+            kept = Tuned(row=self._row(method, tuned, first + second), precisions=_precisions(tuned), path=NO_PATH)
+            self._keep(method, self.trained_with, kept)
+        return kept
+
+    def _kept(self, method: str, made_with: str) -> Tuned | None:
+        """Each posterior is kept when it is done: a study that was stopped goes on behind the last of them."""
+        return None if self.study.again else self.study.store.record(self._named(method), made_with)
+
+    def _keep(self, method: str, made_with: str, tuned: Tuned) -> None:
+        self.study.store.keep_record(self._named(method), made_with, tuned)
+
+    def _named(self, method: str) -> str:
+        return f"{self.name}-{method.replace(' ', '-')}"
+
+    def _by_samples(self, model: nn.Module, precisions: list[float]) -> Tuned:
+        """EM from the precisions of the cheaper structure: from a common one it needs several steps more."""
+        options: dict[str, Any] = {"structure": lw.MatrixFree(preconditioner=None)}
+        options["prior"] = lw.prior(model, groups="normalised")
+        posterior, seconds = timed(partial(lw.fit, model, self._data, "classification", **options))
+        found = Tuned(row=self._network(model), precisions=precisions, path=NO_PATH)
+        found["row"]["seconds"] = seconds
+        for number in range(self.size.n_rounds):
+            name = f"{SAMPLES}-{number}"
+            if (kept := self._kept(name, self.sampled_with)) is None:
+                start = _at(posterior, found["precisions"])
+                posterior, seconds = timed(partial(self._stepped, start))
+                row = self._row(SAMPLES, lw.sampled(posterior), found["row"]["seconds"] + seconds)
+                path = _path(posterior.history[len(start.history) :], found["path"])
+                kept = Tuned(row=row, precisions=_precisions(posterior), path=path)
+                self._keep(name, self.sampled_with, kept)
+            found = kept
+        return found
+
+    def _stepped(self, start: lw.Posterior) -> lw.Posterior:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the number of steps is part of the study's size
-            tuned, second = timed(lambda: lw.tune(free, data, by=self.size.em, progress=False))
-        yield "full GGN, samples", tuned, first + second
+            return lw.tune(start, self._data, by=self.size.em)
 
     def _network(self, model: nn.Module) -> SampledRow:
         score = scores.map_classes(model, self.parts).score("network", self.parts.test.y)
@@ -201,9 +250,20 @@ class SampledJob:
         return -float(joint.mean())
 
 
-def _path(tuned: lw.Posterior) -> EmPath:
+def _at(posterior: lw.Posterior, precisions: list[float]) -> lw.Posterior:
+    return posterior.with_prior(posterior.prior.with_precisions(torch.tensor(precisions, dtype=torch.float64)))
+
+
+def _precisions(tuned: lw.Posterior) -> list[float]:
+    return tuned.prior.precisions.tolist()
+
+
+def _path(steps: Sequence[Any], before: EmPath) -> EmPath:
+    """Those of this round behind those of the rounds before, whose last step it begins with again."""
+    steps = steps[1:] if before["change"] else steps
     return EmPath(
-        effective_dimension=[sum(step.effective_dimension) for step in tuned.history],
-        change=[step.change for step in tuned.history],
-        residual=[step.residual for step in tuned.history],
+        effective_dimension=before["effective_dimension"] + [sum(step.effective_dimension) for step in steps],
+        change=before["change"] + [step.change for step in steps],
+        residual=before["residual"] + [step.residual for step in steps],
+        products=before["products"] + [step.n_products for step in steps],
     )
