@@ -153,12 +153,12 @@ def fits_equal_one_process(names: list[str], structures: list[str]) -> None:
         check_equal(found, partial(_fitted, *given, structure, given[1:3]), given[1][:3], f"{name}, {structure}", 1e-12)
 
 
-def tuning_equals_one_process(names: list[str], structures: list[str], groups: str | None) -> None:
+def tuning_equals_one_process(names: list[str], structures: list[str], groups: str | None, rtol: float = 1e-12) -> None:
     for name, structure in product(names, structures):
         given = problem(name)
         found = _tuned(*given, structure, shard(*given[1:3]), groups)
         reference = partial(_tuned, *given, structure, given[1:3], groups)
-        check_equal(found, reference, given[1][:3], f"{name}, {structure}, groups {groups}", 1e-12)
+        check_equal(found, reference, given[1][:3], f"{name}, {structure}, groups {groups}", rtol)
 
 
 def _fitted(model: nn.Module, X: Tensor, Y: Tensor, likelihood: str, structure: str, data: Any) -> lw.Posterior:
