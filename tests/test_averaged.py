@@ -104,7 +104,8 @@ def test_tune_averages_where_the_evidence_unlearns_the_training_data():
     default, classic = tuned(), tuned(curvature_at="network")
     assert default.estimate.in_expectation and not classic.estimate.in_expectation
     assert nll(default, new) < nll(classic, new) - 0.02
-    assert any(finding.name == "curvature" for finding in default.diagnose().findings)
+    assert any(finding.name == "curvature" for finding in default.diagnose().concerns)
+    assert not any(finding.name == "curvature" for finding in classic.diagnose().findings)
     assert_close(tuned(curvature_at="posterior").curvature.to_dense(), default.curvature.to_dense())
 
 

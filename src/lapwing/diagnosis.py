@@ -75,8 +75,12 @@ class Finding:
     @staticmethod
     def of_average(in_expectation: bool) -> Iterator[Finding]:
         if in_expectation:
-            advice = "At the network's own outputs it made training data much less sure than the network is."
-            yield Finding("curvature", "averaged over the outputs that the posterior holds possible", False, advice)
+            advice = (
+                "At the network's own outputs it nearly vanishes, and the evidence with it is not to be trusted. The "
+                "average is better, but training data cannot tell whether the network is as sure as it should be; "
+                "held-out data can: lw.tune(posterior, validation=...)."
+            )
+            yield Finding("curvature", "averaged over the outputs that the posterior holds possible", True, advice)
 
     @staticmethod
     def of_effective_dimension(layers: dict[str, tuple[float, int]]) -> Finding:

@@ -90,7 +90,8 @@ def nll_table(record: BatteryRecord) -> Table:
         _over_seeds(record["n_seeds"]),
         ("task", "network", "training", *METHODS, "evidence alone"),
         tuple(_nll_row(task) for task in lines(record)),
-        "Bold is the best of its row. “Warned” means that diagnose() said the evidence is not to be trusted there.",
+        "Bold is the best of its row. “Warned” means that diagnose() had a concern about the evidence: that it is not "
+        "to be trusted there, or only indicative.",
     )
 
 
