@@ -189,6 +189,17 @@ def test_poisson_fisher_by_enumeration():
     exact((p * r**2).sum(0), likelihood.hessian(f, y)[0, :, 0, 0])
 
 
+def test_exposures_multiply_the_rate():
+    """Of each datum, or the same for all."""
+    f, counts, exposures = normal(5, 1), torch.tensor([0.0, 3, 1, 7, 2]).double(), torch.tensor([0.5, 1, 2, 4, 9])
+    density = torch.distributions.Poisson(exposures.double()[:, None] * f.exp()).log_prob(counts[:, None])
+    found = Poisson().log_prob(f, Poisson().encode((counts, exposures), Sites((1,)), 5)[:, 0])
+    exact(found, density[:, 0])
+    twice = Poisson(exposure=2.0)
+    pairs = Poisson().encode((counts, torch.full((5,), 2.0)), Sites((1,)), 5)
+    exact(twice.encode(counts, Sites((1,)), 5), pairs)
+
+
 @pytest.mark.parametrize("link", ["exp", "softplus"])
 def test_heteroscedastic_fisher_by_quadrature(link):
     likelihood, f = HeteroscedasticGaussian(link), normal(6, 2)
