@@ -13,6 +13,7 @@ import lapwing as lw
 import oracle
 from lapwing.data import as_batches
 from lapwing.observations import observed
+from lapwing.posterior.findings import training_gap
 from lapwing.refinement import averaged
 from oracle import assert_close
 from test_linear_mode import STRUCTURES, problem
@@ -97,6 +98,17 @@ def nll(posterior: lw.Posterior, data: tuple[Tensor, Tensor]) -> float:
 @cache
 def tuned(**options: str) -> lw.Posterior:
     return lw.tune(sure()[0], **options)
+
+
+def test_what_decides_does_not_depend_on_how_the_data_are_cut():
+    """The first 64 data, in batches of any size; the 65th does not count."""
+    posterior, classic = sure()[0], tuned(curvature_at="network")
+    x, y = posterior.source.first()[0].args[0], posterior.source.first()[1]
+    whole = training_gap(classic, as_batches((x, y)))
+    pieces = [(x[some], y[some]) for some in torch.arange(64).split([5, 40, 19])]
+    assert whole > 0.03
+    assert_close(torch.tensor(training_gap(classic, as_batches(pieces))), torch.tensor(whole), rtol=1e-6)
+    assert abs(training_gap(classic, as_batches((x[1:], y[1:]))) - whole) > 1e-6
 
 
 def test_tune_averages_where_the_evidence_unlearns_the_training_data():

@@ -20,7 +20,7 @@ from lapwing.likelihoods import Gaussian
 from lapwing.linear_model import design, in_fixed_order
 from lapwing.observations import observed
 from lapwing.posterior import Posterior
-from lapwing.posterior.findings import training_check
+from lapwing.posterior.findings import training_gap
 from lapwing.sampling import seeded
 from lapwing.sandbox import plain_tensors, random_state_kept
 from lapwing.storage import Checkpoint, tuning_binding
@@ -190,7 +190,7 @@ class _Choice:
             if posterior.estimate.in_expectation and batches is not None:  # over a posterior that is being replaced
                 posterior = refinement.curved_at(posterior, source, torch.zeros_like(posterior.linearised.theta))
             tuned = tuning.tune_at_linear_mode(posterior, ascend, make, noise=noise, recurved=recurved, keeper=keeper)
-            if batches is not None and self._averages(tuned, batches):
+            if batches is not None and self._averages(tuned, fixed):
                 tuned = ascend(refinement.averaged(tuned, source), noise=noise)
         if not self.mean_at_mode:
             return replace(tuned, readout=replace(tuned.readout, noise_std=_noise_around_network(tuned, noise)))
@@ -202,8 +202,7 @@ class _Choice:
             return self.curvature.averaged
         if not refinement.can_average(tuned, _most_stored(tuned)):
             return False
-        predictive, network, _ = training_check(tuned, *batches.first_of_all())
-        return bool(ranks.broadcast(predictive - network > TRUST_MARGIN, 0))
+        return training_gap(tuned, batches) > TRUST_MARGIN
 
     def check_em(self, posterior: Posterior, settings: em.EM, checkpoint: Any) -> None:
         if self.curvature.at_mode or self.curvature.averaged:

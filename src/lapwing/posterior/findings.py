@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from lapwing import ranks
 from lapwing.curvature import Kron
-from lapwing.data import ModelInput
+from lapwing.data import Batches, ModelInput
 from lapwing.diagnosis import Finding
 from lapwing.likelihoods import Gaussian, Likelihood
 from lapwing.observations import encode_batch
@@ -57,11 +60,26 @@ def _gradient_findings(posterior: Posterior) -> Iterator[Finding]:
         yield Finding.of_weight_decay(float(theta @ from_data) / norm, float((delta * theta**2).sum()) / norm)
 
 
-def training_check(posterior: Posterior, x: ModelInput, y: Any) -> tuple[float, float, int]:
+def training_gap(posterior: Posterior, data: Batches) -> float:
+    """How much worse the first training data are predicted than by the network, nats per likelihood term.
+
+    Of data that are dealt out among ranks the first of each, which together are the first of all.
+    """
+    left, gap, count = -(-_MOST_CHECKED // ranks.world()), 0.0, 0
+    for x, y in data:
+        predictive, network, n = training_check(posterior, x, y, left)
+        gap, count, left = gap + n * (predictive - network), count + n, left - n
+        if not left:
+            break
+    whole, of = ranks.total(torch.tensor([gap, count], dtype=torch.float64)).tolist()
+    return float(whole / of)
+
+
+def training_check(posterior: Posterior, x: ModelInput, y: Any, most: int = _MOST_CHECKED) -> tuple[float, float, int]:
     """NLL per likelihood term of data that were seen: by the predictive, by the network alone, and of how many."""
     with random_state_kept():
         x, encoded = encode_batch(x, y, posterior.likelihood, posterior.sites)
-        n = min(x.n, _MOST_CHECKED)
+        n = min(x.n, most)
         some, targets = x.rows(slice(0, n)), tuple(v[:n] for v in y) if isinstance(y, tuple) else y[:n]
         f = posterior.sites.split(posterior.linearised.outputs(some).double())
         network = _at_network_noise(posterior).log_prob(f, encoded[:n])
