@@ -126,7 +126,7 @@ def test_what_sees_one_process_is_refused_in_several(solver: Any, monkeypatch: p
     front = import_module("lapwing.tune")
     monkeypatch.setattr(front.ranks, "many", lambda: True)
     with pytest.raises(lw.StructureError, match=f"{type(solver).__name__}.* one process"):
-        front._Choice(True, False, False).check_em(posterior, lw.EM(solver=solver), None)
+        front._Choice(True, front._curvature("network"), False).check_em(posterior, lw.EM(solver=solver), None)
 
 
 def test_both_objectives_have_the_same_minimum():
