@@ -187,6 +187,8 @@ def _conjugate_gradients(
         x, r = x + alpha * p, r - alpha * Hp
         steps = [replace(line, q=alpha * line.q) for line in moved]
         along = [replace(a, q=a.q + b.q) for a, b in zip(along, steps, strict=True)] if along else steps
+        if n == most:  # no step is left for another direction
+            break
         z = solve(r)
         rz, before = float(r @ z), rz
         if rz <= target:
