@@ -43,13 +43,14 @@ def product(A: torch.Tensor):
 # --- conjugate gradients --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("condition", [1.0, 1e2, 1e6])
-def test_solves_to_the_stated_residual(condition: float) -> None:
+@pytest.mark.parametrize(("condition", "rtol"), [(1.0, 1e-10), (1e2, 1e-10), (1e6, 1e-7)])
+def test_solves_to_the_stated_residual(condition: float, rtol: float) -> None:
+    # The residual of the recurrence drifts from the true one by about ε κ, 2e-10 for κ = 1e6: far below what is asked.
     A, b = matrix(40, condition), randn(5, 40, g=gen(1))
-    found = conjugate_gradients(product(A), b, rtol=1e-10)
+    found = conjugate_gradients(product(A), b, rtol=rtol)
     residuals = (b - found.x @ A).norm(dim=1) / b.norm(dim=1)
-    assert found.converged and float(residuals.max()) < 1e-9
-    assert_close(found.residuals, residuals, rtol=0.1 + 1e-9 * condition)
+    assert found.converged and float(residuals.max()) < 10 * rtol
+    assert_close(found.residuals, residuals, rtol=0.1)
 
 
 def test_a_good_preconditioner_saves_iterations() -> None:
