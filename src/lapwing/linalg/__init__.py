@@ -4,7 +4,7 @@ from lapwing.linalg.cg import CG, Product, Solution, conjugate_gradients
 from lapwing.linalg.eigen import Eigenpairs, leading_eigenpairs
 from lapwing.linalg.estimated import Estimated
 from lapwing.linalg.finite import all_finite
-from lapwing.linalg.gram import GramSum, Products, aligned_product
+from lapwing.linalg.gram import GramSum, Products, add_converted_, aligned_product
 from lapwing.linalg.lanczos import Applied, Krylov, apply_function, inverse_root, lanczos_quadrature
 from lapwing.linalg.log_grid import products_on_grid
 from lapwing.linalg.pivoted_cholesky import PartialCholesky, pivoted_cholesky, semidefinite_eigenvalues
@@ -26,6 +26,7 @@ __all__ = [
     "Rademacher",
     "Solution",
     "UnitVectors",
+    "add_converted_",
     "add_gram_",
     "aligned_product",
     "all_finite",

@@ -12,6 +12,7 @@ from lapwing.linalg.symmetric import BLOCK, mirror_
 
 _MOST_ROWS = 2048  # summed in the rows' own precision; then the float64 sum is written
 _FEWEST_ROWS = 64  # multiplied at once: fewer are gathered first
+_CONVERTED = 1 << 15  # numbers converted to another precision at a time
 _ALIGNED = 16  # numbers: products are written a third faster to rows that begin at multiples of so many
 
 
@@ -114,8 +115,16 @@ class GramSum:
             d = self.H.shape[1]
             for start in range(0, d, BLOCK):  # what is below the diagonal blocks was not computed
                 rows = slice(start, start + BLOCK)
-                self.H[:, rows, start:].add_(self.part[:, rows, start:])
+                add_converted_(self.H[:, rows, start:], self.part[:, rows, start:])
         self.n = 0
+
+
+def add_converted_(total: Float[Tensor, "q d *e"], part: Float[Tensor, "q d *e"]) -> None:
+    """total ← total + part in total's precision, few rows at a time: what is converted stays in the cache."""
+    step = max(1, _CONVERTED * part.shape[1] // max(1, part.numel()))
+    for start in range(0, part.shape[1], step):
+        rows = slice(start, start + step)
+        total[:, rows].add_(part[:, rows])
 
 
 def aligned_product(x: Float[Tensor, "m d"], y: Float[Tensor, "d e"]) -> Float[Tensor, "m e"]:

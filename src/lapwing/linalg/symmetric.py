@@ -6,7 +6,7 @@ import torch
 
 from lapwing._types import Float, Tensor
 
-BLOCK = 256
+BLOCK = 128
 
 
 def add_gram_(H: Float[Tensor, "p p"], M: Float[Tensor, "n p"]) -> None:

@@ -12,6 +12,7 @@ from math import prod
 import torch
 
 from lapwing._types import Float, Int, Tensor
+from lapwing.linalg import add_converted_
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
 
 
@@ -79,6 +80,14 @@ class Arrangement:
         for s, part in zip(self.slices, self.flat_parts(W), strict=True):
             v[..., s] = part
         return v
+
+    def add_(self, total: Float[Tensor, " p"], W: Float[Tensor, "q o i"]) -> None:
+        """total ← total + W, in place, where the tensors stand; no copy of W is flattened or converted."""
+        if self.weight is not None:
+            there = total[self.weight].view(self.view).permute(self.order)
+            add_converted_(there, W[..., : self.i - (self.bias is not None)].reshape(there.shape))
+        if self.bias is not None:
+            total[self.bias].view(self.q, self.o).add_(W[..., -1])
 
     def coordinates(
         self, tensor: slice, entries: Int[Tensor, " k"]
