@@ -93,8 +93,12 @@ class _LayerSums(Accumulator):
         for number, rows in enumerate(pieces):
             if not self.sums:
                 self.sums = [self._sum_for(block) for block in rows.blocks]
-            for total, block in zip(self.sums, rows.blocks, strict=True):
-                total.add(block, rows, inputs_too=number == 0)  # all columns of the same data share their inputs
+            self._add(rows, inputs_too=number == 0)  # all columns of the same data share their inputs
+            del rows  # the gradients of the next column are written where these were, in the processor's cache
+
+    def _add(self, rows: Jacobian, *, inputs_too: bool) -> None:
+        for total, block in zip(self.sums, rows.blocks, strict=True):
+            total.add(block, rows, inputs_too=inputs_too)
 
     def add_output(self, terms: OutputTerms) -> None:
         if not self.sums:
