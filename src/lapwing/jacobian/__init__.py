@@ -4,7 +4,7 @@ from lapwing.jacobian.block import Block, RowSizes, padded
 from lapwing.jacobian.dense import DenseBlock
 from lapwing.jacobian.embedding import EmbeddingBlock
 from lapwing.jacobian.factored import FactorBlock
-from lapwing.jacobian.inputs import Given, Inputs
+from lapwing.jacobian.inputs import Given, Images, Inputs
 from lapwing.jacobian.output import OutputBlock
 from lapwing.jacobian.rows import Jacobian
 
@@ -14,6 +14,7 @@ __all__ = [
     "EmbeddingBlock",
     "FactorBlock",
     "Given",
+    "Images",
     "Inputs",
     "Jacobian",
     "OutputBlock",

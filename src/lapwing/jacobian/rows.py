@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 import torch
 
 from lapwing._types import Float, Int, Tensor
 from lapwing.jacobian.block import Block, summed
+from lapwing.jacobian.crossing import Products, add_crossed_
 from lapwing.jacobian.dense import DenseBlock
 from lapwing.jacobian.factored import FactorBlock
 from lapwing.jacobian.output import OutputBlock
+from lapwing.linalg import mirror_
 from lapwing.operators import Basis, GroupedDiagonal, Rows
 
-_CACHED_FLOATS = 1 << 17  # one megabyte of float64
 _WRITTEN_FLOATS = 1 << 24  # of rows written out a few at a time
-_CONVERTED_FLOATS = 1 << 19  # of them in double precision
-_KEPT_TILES = 2  # of such rows that are not written out again, as sums over positions take long
+_ROUNDING = {Products.DOUBLE: 2.0**-53, Products.KEPT: 2.0**-24}
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +29,7 @@ class Jacobian(Rows):
     c: int
     p: int
     device: torch.device
+    products: Products = Products.DOUBLE  # what those of `cross` and `own` are formed in
 
     @property
     def dtype(self) -> torch.dtype:
@@ -79,45 +79,33 @@ class Jacobian(Rows):
         return summed(parts)
 
     def cross(self, other: Rows, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
-        assert isinstance(other, Jacobian)
-        pairs = list(zip(self.blocks, other.blocks, strict=True))
-        factored = [pair for pair in pairs if pair[0].meets_as_factors(pair[1], D)]
-        terms = [self._cross_written_out(*pair, other.n, D) for pair in pairs if pair not in factored]
-        if factored:
-            terms.append(self._cross_factored(factored, other, D))
-        return summed(terms)
+        return self.cross_each([self], [other], D)[0]
+
+    @classmethod
+    def cross_each(
+        cls, mine: Sequence[Rows], theirs: Sequence[Rows], D: GroupedDiagonal
+    ) -> list[Float[Tensor, "nc md"]]:
+        pairs = [_jacobians(J, K) for J, K in zip(mine, theirs, strict=True)]
+        kept = all(J.products is K.products is Products.KEPT for J, K in pairs)
+        products = Products.KEPT if kept else Products.DOUBLE
+        totals = [torch.zeros(J.n * J.c, K.n * K.c, dtype=torch.float64, device=J.device) for J, K in pairs]
+        for layer in zip(*(zip(J.blocks, K.blocks, strict=True) for J, K in pairs), strict=True):
+            add_crossed_(totals, layer, D, products)
+        return [mirror_(total) if J.blocks is K.blocks else total for (J, K), total in zip(pairs, totals, strict=True)]
+
+    def quick(self) -> Jacobian:
+        exact = all(block.dtype == torch.float64 for block in self.blocks)
+        return self if exact else replace(self, products=Products.KEPT)
+
+    @property
+    def rounding(self) -> float:
+        return _ROUNDING[self.products]
 
     def own(self, D: GroupedDiagonal) -> Float[Tensor, "n c c"]:
         pieces = (block.pieces(self.n) for block in self.blocks)
-        return summed(torch.cat([some.doubled().quad(D.diagonal) for some in each]) for each in pieces)
-
-    def _cross_factored(
-        self, pairs: Sequence[tuple[Block, Block]], other: Jacobian, D: GroupedDiagonal
-    ) -> Float[Tensor, "nc md"]:
-        """Some data at a time, so that the products of single blocks stay in cache and only the sum is written out."""
-        step = max(1, _CACHED_FLOATS // (self.c * other.n * other.c))
-        pieces = []
-        for start in range(0, self.n, step):
-            some = slice(start, start + step)
-            pieces.append(summed(mine.data_at(some).cross(theirs, D) for mine, theirs in pairs))
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-    def _cross_written_out(self, mine: Block, theirs: Block, m: int, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
-        """Entries of few data of each side at a time; of a symmetric matrix those above the diagonal."""
-        size = self.c * sum(s.stop - s.start for s in mine.slices)
-        step = max(1, _WRITTEN_FLOATS // max(1, size))
-        theirs = mine if mine is theirs else theirs.plain()
-        kind = type(mine) if type(mine) is type(theirs) else Block  # in their own order, or both in that of the weights
-        weights = kind.written_weights(mine, D)
-        n_columns = -(-m // step)
-        columns = _tiles_of(theirs, kind, step, kept=n_columns <= _KEPT_TILES)
-        rows = columns if mine is theirs else _tiles_of(mine, kind, step, kept=False)
-        tiles: list[list[Tensor]] = []
-        for i in range(-(-self.n // step)):
-            some = rows(i)
-            below = [row[i].T for row in tiles] if mine is theirs else []
-            tiles.append([*below, *(_in_double(some, weights, columns(j)) for j in range(len(below), n_columns))])
-        return torch.cat([torch.cat(row, 1) for row in tiles])
+        exact = self.products is Products.DOUBLE
+        quads = ([some.doubled() if exact else some for some in each] for each in pieces)
+        return summed(torch.cat([some.quad(D.diagonal) for some in each]) for each in quads)
 
     def sum_squares(self) -> Float[Tensor, " p"]:
         total = torch.zeros(self.p, dtype=torch.float64, device=self.device)
@@ -174,17 +162,6 @@ class Jacobian(Rows):
         return replace(self, blocks=tuple(block.outputs_at(rows) for block in self.blocks), c=len(rows))
 
 
-def _tiles_of(block: Block, kind: type[Block], step: int, *, kept: bool) -> Callable[[int], Tensor]:
-    """Entries of the j-th `step` data."""
-
-    def tile(j: int) -> Tensor:
-        return kind.written(block.data_at(slice(j * step, (j + 1) * step)))
-
-    return cache(tile) if kept else tile
-
-
-def _in_double(x: Float[Tensor, "n k"], weights: Float[Tensor, " k"], y: Float[Tensor, "m k"]) -> Float[Tensor, "n m"]:
-    """x diag(w) yᵀ in float64; some columns at a time, so that what is converted stays in the processor's cache."""
-    step = max(1, _CONVERTED_FLOATS // max(len(x), len(y), 1))
-    parts = zip(x.split(step, 1), weights.split(step), y.split(step, 1), strict=True)
-    return summed((a.double() * w) @ b.double().T for a, w, b in parts)
+def _jacobians(mine: Rows, theirs: Rows) -> tuple[Jacobian, Jacobian]:
+    assert isinstance(mine, Jacobian) and isinstance(theirs, Jacobian)
+    return mine, theirs
