@@ -7,6 +7,7 @@ from lapwing.jacobian.factored import FactorBlock
 from lapwing.jacobian.inputs import Given, Images, Inputs
 from lapwing.jacobian.output import OutputBlock
 from lapwing.jacobian.rows import Jacobian
+from lapwing.jacobian.thinned import ThinnedBlock
 
 __all__ = [
     "Block",
@@ -19,5 +20,6 @@ __all__ = [
     "Jacobian",
     "OutputBlock",
     "RowSizes",
+    "ThinnedBlock",
     "padded",
 ]

@@ -98,10 +98,6 @@ class Block(ABC):
         """The same entries in the order that is written out most quickly: one order for all data of a layer."""
         return self
 
-    def ordered_like(self, other: Block) -> bool:
-        """Whether both write their entries in the same order."""
-        return True
-
     def entered(self) -> Block:
         """The same columns in the parameters' order, written out."""
         return self

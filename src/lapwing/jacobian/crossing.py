@@ -15,11 +15,12 @@ import torch
 from lapwing._types import Float, Tensor
 from lapwing.jacobian.block import Block, Scratch
 from lapwing.jacobian.factored import FactorBlock
+from lapwing.jacobian.thinned import ThinnedBlock
 from lapwing.operators import GroupedDiagonal
 
 _CACHED_FLOATS = 1 << 17  # one megabyte of float64
 _WRITTEN_FLOATS = 1 << 25  # of the rows of one side that are written out at a time
-_ROWS, _COLUMNS = 128, 4096  # of one product; longer sums in float32 would lose digits
+_ROWS, _COLUMNS = 256, 4096  # of one product; longer sums in float32 would lose digits
 
 Pair = tuple[Block, Block]
 
@@ -106,20 +107,43 @@ def _add_written_(
                 total[at] += _product(X, Y, weights, dtype)
 
 
+def squared_lengths(block: Block, n: int, D: GroupedDiagonal) -> Float[Tensor, " nc"]:
+    """The diagonal of J D Jᵀ, in the precision the rows are kept in; products of few columns are added in float64."""
+    total = torch.zeros(n * block.c, dtype=torch.float64, device=D.index.device)
+    scratch = Scratch()
+    for x, _, weights in _parts(block, block, D):
+        step = min(_ROWS, _data_at_once(x))
+        for start in range(0, n, step):
+            X = x.data_at(slice(start, start + step)).written_in(scratch)
+            total[start * x.c : start * x.c + len(X)] += _squares(X, weights)
+    return total
+
+
+def _squares(X: Float[Tensor, "r k"], weights: Float[Tensor, "*k"]) -> Float[Tensor, " r"]:
+    roots = weights.sqrt().to(X.dtype).expand(X.shape[1]).split(_COLUMNS) if weights.ndim else None
+    parts = X.split(_COLUMNS, 1)
+    scaled = parts if roots is None else [part * root for part, root in zip(parts, roots, strict=True)]
+    total = torch.stack([torch.linalg.vector_norm(part, dim=1).double() for part in scaled]).square().sum(0)
+    return total if weights.ndim else total * weights
+
+
 def _parts(mine: Block, theirs: Block, D: GroupedDiagonal) -> Iterator[tuple[Block, Block, Tensor]]:
     """Both sides with their entries in the same order, and D: one number where it is constant, or one per entry."""
-    same, theirs = mine is theirs, theirs.plain()
-    mine = mine.plain()
-    if type(mine) is not type(theirs):
-        mine, theirs = mine.entered(), theirs.entered()
+    same, factors = mine is theirs, (FactorBlock, ThinnedBlock)
+    if type(mine) is not type(theirs) and not (isinstance(mine, factors) and isinstance(theirs, factors)):
+        mine, theirs = mine.plain().entered(), theirs.plain().entered()
     for where in mine.slices:
         value = D.constant_on(where)
         x, y = (block.within(where) for block in (mine, theirs))
         assert x is not None and y is not None
         quick = x.in_any_order(), y.in_any_order()
-        if value is not None and quick[0].ordered_like(quick[1]):
+        if value is not None and _by_channel(quick[0]) == _by_channel(quick[1]):
             x, y = quick
         yield x, x if same else y, x.written_weights(D) if value is None else value
+
+
+def _by_channel(block: Block) -> bool:
+    return block.inputs.by_channel if isinstance(block, FactorBlock | ThinnedBlock) else True
 
 
 def _data_at_once(block: Block) -> int:
@@ -136,8 +160,9 @@ def _product(
         x = X[:, some].to(dtype)
         y = x if Y is X else Y[:, some].to(dtype)
         weighted = x * weights[some].to(dtype) if weights.ndim else x
-        for start in range(0, len(X), _ROWS if Y is X else len(X)):
-            rows = slice(start, start + _ROWS if Y is X else None)
+        step = _ROWS // 2 if Y is X else len(X)
+        for start in range(0, len(X), step):
+            rows = slice(start, start + step)
             left = slice(start if Y is X else 0, None)
             total[rows, left] += weighted[rows] @ y[left].T
     return total if weights.ndim else total * weights

@@ -142,24 +142,16 @@ class FactorBlock(Block):
 
     def written_in(self, scratch: Scratch) -> Float[Tensor, "nc k"]:
         """As (q, o, i): no rearrangement."""
-        n, c, r, q, o = self.g.shape
-        i = self.arrangement.i
-        if q > 1 or self.arrangement.weight is None:
-            return self.matrices().flatten(2).flatten(0, 1)
-        written = scratch.matrix(n * c, o * i, self.g)
-        step = max(1, _PATCHED_FLOATS // max(1, r * i))
-        for start in range(0, n, step):
-            some = self.data_at(slice(start, start + step))
-            g = some.g[:, :, :, 0].permute(0, 1, 3, 2).reshape(-1, c * o, r)
-            out = written[start * c : (start + step) * c].view(-1, c * o, i)
-            torch.bmm(g, some.a[:, :, 0], out=out)
-        return written
+        return written_factors(self, *self.g.shape[:3], self.arrangement, scratch)
+
+    def write_(self, out: Float[Tensor, "nc k"]) -> None:
+        """out ← Σ_t g_t a_tᵀ."""
+        n, c, r, _, o = self.g.shape
+        g = self.g[:, :, :, 0].permute(0, 1, 3, 2).reshape(n, c * o, r)
+        torch.bmm(g, self.a[:, :, 0], out=out.view(n, c * o, -1))
 
     def in_any_order(self) -> FactorBlock:
         return replace(self, inputs=self.inputs.in_any_order())
-
-    def ordered_like(self, other: Block) -> bool:
-        return isinstance(other, FactorBlock) and self.inputs.by_channel == other.inputs.by_channel
 
     def entered(self) -> Block:
         return self if self.arrangement.joined is None else self._entered()
@@ -289,3 +281,22 @@ class FactorBlock(Block):
 
     def _squared_inputs_through(self, W: Float[Tensor, "q o i"]) -> Float[Tensor, "n qo"]:
         return torch.einsum("nqi,qoi->nqo", self.a[:, 0] ** 2, W).flatten(1)
+
+
+def written_factors(
+    block: Block, n: int, c: int, r: int, arrangement: Arrangement, scratch: Scratch
+) -> Float[Tensor, "nc k"]:
+    """The rows of n data, of few at a time: their patches and gradients stay in the processor's cache."""
+    if arrangement.q > 1 or arrangement.weight is None:
+        plain = block.plain()
+        assert isinstance(plain, FactorBlock)
+        return plain.matrices().flatten(2).flatten(0, 1)
+    written = None
+    step = max(1, _PATCHED_FLOATS // max(1, r * (arrangement.i + c * arrangement.o)))
+    for start in range(0, n, step):
+        some = block.data_at(slice(start, start + step)).plain()
+        assert isinstance(some, FactorBlock)
+        written = scratch.matrix(n * c, arrangement.o * arrangement.i, some.g) if written is None else written
+        some.write_(written[start * c : (start + step) * c])
+    assert written is not None
+    return written

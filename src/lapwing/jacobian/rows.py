@@ -9,10 +9,11 @@ import torch
 
 from lapwing._types import Float, Int, Tensor
 from lapwing.jacobian.block import Block, summed
-from lapwing.jacobian.crossing import Products, add_crossed_
+from lapwing.jacobian.crossing import Products, add_crossed_, squared_lengths
 from lapwing.jacobian.dense import DenseBlock
 from lapwing.jacobian.factored import FactorBlock
 from lapwing.jacobian.output import OutputBlock
+from lapwing.jacobian.thinned import ThinnedBlock
 from lapwing.linalg import mirror_
 from lapwing.operators import Basis, GroupedDiagonal, Rows
 
@@ -102,10 +103,15 @@ class Jacobian(Rows):
         return _ROUNDING[self.products]
 
     def own(self, D: GroupedDiagonal) -> Float[Tensor, "n c c"]:
+        if self.products is Products.KEPT and self.c == 1:
+            return summed(self._own_quickly(block, D) for block in self.blocks)[:, None, None]
         pieces = (block.pieces(self.n) for block in self.blocks)
-        exact = self.products is Products.DOUBLE
-        quads = ([some.doubled() if exact else some for some in each] for each in pieces)
-        return summed(torch.cat([some.quad(D.diagonal) for some in each]) for each in quads)
+        return summed(torch.cat([some.doubled().quad(D.diagonal) for some in each]) for each in pieces)
+
+    def _own_quickly(self, block: Block, D: GroupedDiagonal) -> Float[Tensor, " n"]:
+        if block.meets_as_factors(block, D):
+            return torch.cat([some.doubled().quad_diagonal(D.diagonal)[:, 0] for some in block.pieces(self.n)])
+        return squared_lengths(block, self.n, D)
 
     def sum_squares(self) -> Float[Tensor, " p"]:
         total = torch.zeros(self.p, dtype=torch.float64, device=self.device)
@@ -147,7 +153,8 @@ class Jacobian(Rows):
 
     def kept(self) -> Jacobian:
         """The same rows, each block in the form that takes least memory."""
-        return replace(self, blocks=tuple(block.kept() for block in self.blocks))
+        blocks = (block.kept() for block in self.blocks)
+        return replace(self, blocks=tuple(ThinnedBlock.of(b) if isinstance(b, FactorBlock) else b for b in blocks))
 
     def concatenated(self, others: Sequence[Rows]) -> Jacobian:
         columns = zip(self.blocks, *(other.blocks for other in others if isinstance(other, Jacobian)), strict=True)

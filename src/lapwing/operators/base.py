@@ -178,6 +178,7 @@ class Precision(ABC):
 
     p: int
     of_weights: bool = True  # whether there is one set of weights with this precision, or only outputs
+    gathers: bool = False  # whether rows are best given many at a time, in the form that takes least memory
 
     @abstractmethod
     def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:

@@ -87,6 +87,7 @@ class SeparatePrecision(Precision):
     H: SeparateCurvature
     P0: GroupedDiagonal
     of_weights = False
+    gathers = True
 
     @property
     def p(self) -> int:  # type: ignore[override]
