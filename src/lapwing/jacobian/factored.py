@@ -142,7 +142,8 @@ class FactorBlock(Block):
 
     def written_in(self, scratch: Scratch) -> Float[Tensor, "nc k"]:
         """As (q, o, i): no rearrangement."""
-        return written_factors(self, *self.g.shape[:3], self.arrangement, scratch)
+        n, c, r = self.g.shape[:3]
+        return written_factors(self, n, c, r, self.arrangement, scratch)
 
     def write_(self, out: Float[Tensor, "nc k"]) -> None:
         """out ← Σ_t g_t a_tᵀ."""
