@@ -126,8 +126,21 @@ def test_float32_kernels_are_as_exact_as_their_rounding_says() -> None:
     lengths = [r.own(D).diagonal(dim1=-2, dim2=-1).flatten().sqrt() for r in (J, K)]
     assert J.rounding < 1e-15 < J.quick().rounding
     assert float(((quick - exact).abs() / (lengths[0][:, None] * lengths[1])).max()) < J.quick().rounding
-    one = K.outputs_at(torch.tensor([1]))
-    assert_close(one.quick().own(D), one.own(D), rtol=2 * J.quick().rounding)
+    mine, theirs = ([rows.outputs_at(torch.tensor([c])).quick() for c in range(3)] for rows in (J, K))
+    kernels, owns = Jacobian.cross_and_own_each(mine, theirs, D)
+    for c in range(3):
+        assert torch.equal(kernels[c], mine[c].cross(theirs[c], D))
+        assert_close(owns[c], K.outputs_at(torch.tensor([c])).own(D), rtol=2 * J.quick().rounding)
+
+
+def test_rows_that_share_some_blocks_are_not_taken_for_the_same() -> None:
+    model, X, *_ = problem(padding=1)
+    J = rows(model, X).kept()
+    other = J.kept()
+    assert other.blocks is not J.blocks
+    assert any(mine is theirs for mine, theirs in zip(J.blocks, other.blocks, strict=True))
+    D = GroupedDiagonal.identity(J.p, J.device)
+    assert_close(J.cross(other, D), J.cross(J, D))
 
 
 @pytest.mark.parametrize("delta", [1.0, 1e-2])

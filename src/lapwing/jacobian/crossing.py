@@ -51,9 +51,32 @@ def add_crossed_(
         for total, pair in zip(totals, pairs, strict=True):
             _add_some_at_a_time_(total, *pair, D)
     else:
-        scratch = Scratch(), Scratch()
-        for total, pair in zip(totals, pairs, strict=True):
-            _add_written_(total, *pair, D, products, scratch)
+        nowhere = [torch.empty(0)] * len(totals)
+        _add_all_written_(totals, nowhere, pairs, D, products)
+
+
+def add_crossed_and_squared_(
+    totals: Sequence[Float[Tensor, "n m"]],
+    squares: Sequence[Float[Tensor, " m"]],
+    pairs: Sequence[Pair],
+    D: GroupedDiagonal,
+    products: Products,
+) -> None:
+    """The same of single rows, and squares[c] ← squares[c] + diag(J'_c D J'_cᵀ): what is written out serves both."""
+    if not pairs[0][0].meets_as_factors(pairs[0][1], D):
+        _add_all_written_(totals, squares, pairs, D, products)
+        return
+    add_crossed_(totals, pairs, D, products)
+    for square, (_, theirs) in zip(squares, pairs, strict=True):
+        square += torch.cat([b.doubled().quad_diagonal(D.diagonal)[:, 0] for b in theirs.pieces(len(square))])
+
+
+def _add_all_written_(
+    totals: Sequence[Tensor], squares: Sequence[Tensor], pairs: Sequence[Pair], D: GroupedDiagonal, products: Products
+) -> None:
+    scratch = Scratch(), Scratch()
+    for total, square, pair in zip(totals, squares, pairs, strict=True):
+        _add_written_(total, square, *pair, D, products, scratch)
 
 
 def _add_factored_(totals: Sequence[Tensor], pairs: Sequence[Pair], D: GroupedDiagonal) -> None:
@@ -90,7 +113,13 @@ def _add_some_at_a_time_(total: Tensor, mine: Block, theirs: Block, D: GroupedDi
 
 
 def _add_written_(
-    total: Tensor, mine: Block, theirs: Block, D: GroupedDiagonal, products: Products, scratch: tuple[Scratch, Scratch]
+    total: Tensor,
+    square: Tensor,  # of as many rows as theirs, or none
+    mine: Block,
+    theirs: Block,
+    D: GroupedDiagonal,
+    products: Products,
+    scratch: tuple[Scratch, Scratch],
 ) -> None:
     for x, y, weights in _parts(mine, theirs, D):
         if weights.ndim == 0 and not weights.requires_grad and not weights:
@@ -99,24 +128,14 @@ def _add_written_(
         (n, m), step = (len(total) // x.c, total.shape[1] // y.c), _data_at_once(y)
         for column in range(0, m, step):
             Y = y.data_at(slice(column, column + step)).written_in(scratch[1])
+            if len(square):
+                square[column : column + len(Y)] += _squares(Y, weights)
             rows = range(0, column + 1, step) if x is y else range(0, n, min(step, _ROWS))
             for row in rows:
                 same = x is y and row == column
                 X = Y if same else x.data_at(slice(row, row + rows.step)).written_in(scratch[0])
                 at = slice(row * x.c, row * x.c + len(X)), slice(column * y.c, column * y.c + len(Y))
                 total[at] += _product(X, Y, weights, dtype)
-
-
-def squared_lengths(block: Block, n: int, D: GroupedDiagonal) -> Float[Tensor, " nc"]:
-    """The diagonal of J D Jᵀ, in the precision the rows are kept in; products of few columns are added in float64."""
-    total = torch.zeros(n * block.c, dtype=torch.float64, device=D.index.device)
-    scratch = Scratch()
-    for x, _, weights in _parts(block, block, D):
-        step = min(_ROWS, _data_at_once(x))
-        for start in range(0, n, step):
-            X = x.data_at(slice(start, start + step)).written_in(scratch)
-            total[start * x.c : start * x.c + len(X)] += _squares(X, weights)
-    return total
 
 
 def _squares(X: Float[Tensor, "r k"], weights: Float[Tensor, "*k"]) -> Float[Tensor, " r"]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 import torch
 
 from lapwing._types import Float, Int, Tensor
 from lapwing.jacobian.block import Block, summed
-from lapwing.jacobian.crossing import Products, add_crossed_, squared_lengths
+from lapwing.jacobian.crossing import Products, add_crossed_, add_crossed_and_squared_
 from lapwing.jacobian.dense import DenseBlock
 from lapwing.jacobian.factored import FactorBlock
 from lapwing.jacobian.output import OutputBlock
@@ -86,13 +87,24 @@ class Jacobian(Rows):
     def cross_each(
         cls, mine: Sequence[Rows], theirs: Sequence[Rows], D: GroupedDiagonal
     ) -> list[Float[Tensor, "nc md"]]:
-        pairs = [_jacobians(J, K) for J, K in zip(mine, theirs, strict=True)]
-        kept = all(J.products is K.products is Products.KEPT for J, K in pairs)
-        products = Products.KEPT if kept else Products.DOUBLE
+        pairs, products = _paired(mine, theirs)
         totals = [torch.zeros(J.n * J.c, K.n * K.c, dtype=torch.float64, device=J.device) for J, K in pairs]
-        for layer in zip(*(zip(J.blocks, K.blocks, strict=True) for J, K in pairs), strict=True):
+        for layer in _layers(pairs):
             add_crossed_(totals, layer, D, products)
         return [mirror_(total) if J.blocks is K.blocks else total for (J, K), total in zip(pairs, totals, strict=True)]
+
+    @classmethod
+    def cross_and_own_each(
+        cls, mine: Sequence[Rows], theirs: Sequence[Rows], D: GroupedDiagonal
+    ) -> tuple[list[Float[Tensor, "nc md"]], list[Float[Tensor, "m d d"]]]:
+        pairs, products = _paired(mine, theirs)
+        if products is Products.DOUBLE or any(J.blocks is K.blocks or K.c > 1 for J, K in pairs):
+            return super().cross_and_own_each(mine, theirs, D)
+        totals = [torch.zeros(J.n * J.c, K.n, dtype=torch.float64, device=J.device) for J, K in pairs]
+        squares = [total.new_zeros(total.shape[1]) for total in totals]
+        for layer in _layers(pairs):
+            add_crossed_and_squared_(totals, squares, layer, D, products)
+        return totals, [square[:, None, None] for square in squares]
 
     def quick(self) -> Jacobian:
         exact = all(block.dtype == torch.float64 for block in self.blocks)
@@ -103,15 +115,8 @@ class Jacobian(Rows):
         return _ROUNDING[self.products]
 
     def own(self, D: GroupedDiagonal) -> Float[Tensor, "n c c"]:
-        if self.products is Products.KEPT and self.c == 1:
-            return summed(self._own_quickly(block, D) for block in self.blocks)[:, None, None]
         pieces = (block.pieces(self.n) for block in self.blocks)
         return summed(torch.cat([some.doubled().quad(D.diagonal) for some in each]) for each in pieces)
-
-    def _own_quickly(self, block: Block, D: GroupedDiagonal) -> Float[Tensor, " n"]:
-        if block.meets_as_factors(block, D):
-            return torch.cat([some.doubled().quad_diagonal(D.diagonal)[:, 0] for some in block.pieces(self.n)])
-        return squared_lengths(block, self.n, D)
 
     def sum_squares(self) -> Float[Tensor, " p"]:
         total = torch.zeros(self.p, dtype=torch.float64, device=self.device)
@@ -169,6 +174,20 @@ class Jacobian(Rows):
         return replace(self, blocks=tuple(block.outputs_at(rows) for block in self.blocks), c=len(rows))
 
 
-def _jacobians(mine: Rows, theirs: Rows) -> tuple[Jacobian, Jacobian]:
-    assert isinstance(mine, Jacobian) and isinstance(theirs, Jacobian)
-    return mine, theirs
+def _paired(mine: Sequence[Rows], theirs: Sequence[Rows]) -> tuple[list[tuple[Jacobian, Jacobian]], Products]:
+    pairs = []
+    for J, K in zip(mine, theirs, strict=True):
+        assert isinstance(J, Jacobian) and isinstance(K, Jacobian)
+        pairs.append((J, K))
+    kept = all(J.products is K.products is Products.KEPT for J, K in pairs)
+    return pairs, Products.KEPT if kept else Products.DOUBLE
+
+
+def _layers(pairs: Sequence[tuple[Jacobian, Jacobian]]) -> Iterator[tuple[tuple[Block, Block], ...]]:
+    """The blocks of all pairs, layer by layer; both are one object only if all rows of a pair are the same."""
+    columns = []
+    for J, K in pairs:
+        apart = J.blocks is not K.blocks
+        blocks = zip(J.blocks, K.blocks, strict=True)
+        columns.append([(mine, copy(theirs) if apart and mine is theirs else theirs) for mine, theirs in blocks])
+    return zip(*columns, strict=True)

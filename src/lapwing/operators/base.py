@@ -70,6 +70,13 @@ class Rows(ABC):
         """The same of several pairs at once; what they share may be computed once."""
         return [J.cross(K, D) for J, K in zip(mine, theirs, strict=True)]
 
+    @classmethod
+    def cross_and_own_each(
+        cls, mine: Sequence[Rows], theirs: Sequence[Rows], D: GroupedDiagonal
+    ) -> tuple[list[Float[Tensor, "nc md"]], list[Float[Tensor, "m d d"]]]:
+        """The same, and `own` of theirs."""
+        return cls.cross_each(mine, theirs, D), [K.own(D) for K in theirs]
+
     def quick(self) -> Rows:
         """The same rows, for kernels whose products are as exact as the rows themselves: up to `rounding`."""
         return self

@@ -285,14 +285,16 @@ class LowRankPrecision(Precision):
         """The same, M P₀⁻¹ Jᵀ being at hand."""
         return torch.linalg.solve_triangular(self.factor, self._half_scale[:, None] * kernel, upper=False)
 
-    def quick_inv_quad(self, J: Rows, W: Float[Tensor, "r nc"]) -> Float[Tensor, "n c c"] | None:
-        """J P⁻¹ Jᵀ from `whitened` quick rows; None where their rounding may be seen in its third digit.
+    def explained(
+        self, prior: Float[Tensor, "n c c"], W: Float[Tensor, "r nc"], rounding: float
+    ) -> Float[Tensor, "n c c"] | None:
+        """J P⁻¹ Jᵀ from J P₀⁻¹ Jᵀ and `whitened(J)`; None where their rounding ε may be seen in its third digit.
 
         An entry of the kernel that is off by ε √(k_jj k) changes V by 2 ε √(k_jj k) |E k|, and |E k| ≤ ½ √(D k). So V
         is off by ε √(B_jj) k, k being the prior variance.
         """
         largest = float(self.factor.detach().square().sum(1).max())  # of B_jj
-        return self._as_difference(J, W, max(_LEAST_LEFT, _MARGIN * J.rounding * largest**0.5))
+        return _difference(prior, W, max(_LEAST_LEFT, _MARGIN * rounding * largest**0.5))
 
     def inv_diagonal(self) -> Float[Tensor, " p"]:
         if self.H.rank * self.p > _MOST_WRITTEN:
@@ -313,18 +315,9 @@ class LowRankPrecision(Precision):
     def to_dense(self) -> Float[Tensor, "p p"]:
         return self.H.to_dense() + self.P0.diagonal.diag()
 
-    def _as_difference(
-        self, J: Rows, W: Float[Tensor, "r nc"], least: float = _LEAST_LEFT
-    ) -> Float[Tensor, "n c c"] | None:
-        """Prior covariance minus what the data explain of it, W²: from the rows' factors, and cheap.
-
-        None where too little of it is left: with the least there is by default, seven digits are lost.
-        """
-        prior = J.own(self.P0.inverse())
-        W = W.reshape(-1, J.n, J.c)
-        V = prior - torch.einsum("rnc,rnd->ncd", W, W)
-        left, whole = (M.detach().diagonal(dim1=-2, dim2=-1) for M in (V, prior))
-        return V if bool((left >= least * whole).all()) else None
+    def _as_difference(self, J: Rows, W: Float[Tensor, "r nc"]) -> Float[Tensor, "n c c"] | None:
+        """From the rows' factors, and cheap. None where the difference has lost more than seven of its digits."""
+        return _difference(J.own(self.P0.inverse()), W, _LEAST_LEFT)
 
     @cached_property
     def _eigenbasis(self) -> tuple[Float[Tensor, " r"], Float[Tensor, "r r"]]:
@@ -346,3 +339,11 @@ class LowRankPrecision(Precision):
         inner = torch.linalg.solve_triangular(self.factor.T, self.push(half * flat), upper=True, left=False)
         inner = torch.linalg.solve_triangular(self._shifted, inner, upper=False, left=False)
         return flat - half * self.pull(inner)
+
+
+def _difference(prior: Float[Tensor, "n c c"], W: Float[Tensor, "r nc"], least: float) -> Float[Tensor, "n c c"] | None:
+    """Prior covariance minus what the data explain of it, W²; None where less than this is left of a variance."""
+    W = W.reshape(-1, *prior.shape[:2])
+    V = prior - torch.einsum("rnc,rnd->ncd", W, W)
+    left, whole = (M.detach().diagonal(dim1=-2, dim2=-1) for M in (V, prior))
+    return V if bool((left >= least * whole).all()) else None

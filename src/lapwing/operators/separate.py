@@ -167,15 +167,15 @@ class SeparatePrecision(Precision):
         places = list(self._places(J))
         rows = [J.outputs_at(at).quick() for _, at in places]
         points = [P.H.root.quick.rows for P in self.outputs]
-        kernels = points[0].cross_each(points, rows, self.P0.inverse())
-        for (c, at), own, kernel in zip(places, rows, kernels, strict=True):
+        kernels, owns = points[0].cross_and_own_each(points, rows, self.P0.inverse())
+        for (c, at), quick, kernel, own in zip(places, rows, kernels, owns, strict=True):
             P = self.outputs[c]
             W = P.whitened_kernel(kernel)
-            V = P.quick_inv_quad(own, W)
+            V = P.explained(own, W, quick.rounding)
             if V is None:
                 exact = J.outputs_at(at)
                 W = P.whitened(exact)
-                V = P.quick_inv_quad(exact, W)
+                V = P.explained(exact.own(self.P0.inverse()), W, exact.rounding)
                 V = P.inv_quad(exact) if V is None else V
             yield c, at, V, W
 
