@@ -183,3 +183,12 @@ def test_unfold_gives_what_the_layer_sees() -> None:
     x = randn(2, 3, 4, 5, g=seeded())
     images = Images(x.permute(0, 2, 3, 1).contiguous(), (2, 3), (1, 2), (1, 1), ones=False)
     assert torch.equal(images.tensor()[:, :, 0], F.unfold(x, (2, 3), stride=(1, 2)).mT)
+
+
+def test_inputs_taken_a_few_at_a_time_have_the_same_covariances(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, X, Y, Xt = problem(padding=1)
+    gp = lw.fit(model, (X, Y), "classification", structure=lw.GP(coupling="independent"), prior=0.7)
+    together = gp.outputs(Xt).cov
+    monkeypatch.setattr("lapwing.predictive.pushforward._TRACED_FLOATS", 1)
+    assert_close(gp.outputs(Xt).cov, together)
+    assert_close(gp.outputs(Xt).var, together.diagonal(dim1=-2, dim2=-1))

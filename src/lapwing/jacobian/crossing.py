@@ -20,7 +20,7 @@ from lapwing.operators import GroupedDiagonal
 
 _CACHED_FLOATS = 1 << 17  # one megabyte of float64
 _WRITTEN_FLOATS = 1 << 25  # of the rows of one side that are written out at a time
-_ROWS, _COLUMNS = 256, 4096  # of one product; longer sums in float32 would lose digits
+_ROWS, _COLUMNS = 256, 8192  # of one product; longer sums in float32 would lose digits
 
 Pair = tuple[Block, Block]
 
