@@ -128,7 +128,9 @@ def test_evidence_of_a_linear_model_is_the_density_of_its_targets() -> None:
 
 @pytest.mark.parametrize("coupling", ["full", "independent"])
 def test_convolutions_are_written_out_in_tiles(coupling: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lapwing.jacobian.rows._WRITTEN_FLOATS", 100)
+    monkeypatch.setattr("lapwing.jacobian.crossing._WRITTEN_FLOATS", 100)
+    monkeypatch.setattr("lapwing.jacobian.crossing._ROWS", 4)
+    monkeypatch.setattr("lapwing.jacobian.crossing._COLUMNS", 5)
     torch.manual_seed(0)
     layers = (nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Conv2d(3, 2, 2, groups=1), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3))
     model = nn.Sequential(*layers).double()

@@ -137,6 +137,10 @@ class Structure(Summation, ABC):
     def row_floats(self, sizes: RowSizes) -> int:
         """Numbers one row SᵀJ takes while it is added or contracted."""
 
+    def predicted_floats(self, sizes: RowSizes) -> int:
+        """Numbers one row of J takes while outputs are predicted."""
+        return self.row_floats(sizes)
+
 
 @dataclass(frozen=True)
 class Full(Structure):

@@ -147,6 +147,10 @@ class GP(Structure):
         # Every piece of the inputs meets all points, so pieces are larger than where each is on its own.
         return max(1, sizes.factored // 4)
 
+    def predicted_floats(self, sizes: RowSizes) -> int:
+        # Pressed together: all points are written out for every piece, so the fewer pieces the better.
+        return self.row_floats(sizes) if self.coupling == "full" else max(1, sizes.factored // 8)
+
 
 def _check_count(field: str, value: object) -> None:
     if value is None:

@@ -4,9 +4,10 @@ from lapwing.jacobian.block import Block, RowSizes, padded
 from lapwing.jacobian.dense import DenseBlock
 from lapwing.jacobian.embedding import EmbeddingBlock
 from lapwing.jacobian.factored import FactorBlock
-from lapwing.jacobian.inputs import Given, Inputs
+from lapwing.jacobian.inputs import Given, Images, Inputs
 from lapwing.jacobian.output import OutputBlock
 from lapwing.jacobian.rows import Jacobian
+from lapwing.jacobian.thinned import ThinnedBlock
 
 __all__ = [
     "Block",
@@ -14,9 +15,11 @@ __all__ = [
     "EmbeddingBlock",
     "FactorBlock",
     "Given",
+    "Images",
     "Inputs",
     "Jacobian",
     "OutputBlock",
     "RowSizes",
+    "ThinnedBlock",
     "padded",
 ]

@@ -27,6 +27,19 @@ class RowSizes:
         return cls(sum(b.row_floats for b in blocks), p)
 
 
+class Scratch:
+    """Memory that is written to again and again: asking the system for it each time takes longer than the products."""
+
+    def __init__(self) -> None:
+        self._flat: Tensor | None = None
+
+    def matrix(self, n: int, k: int, like: Tensor) -> Float[Tensor, "n k"]:
+        if self._flat is None or self._flat.numel() < n * k or self._flat.dtype != like.dtype:
+            self._flat = None  # given back before there is more of it
+            self._flat = torch.empty(n * k, dtype=like.dtype, device=like.device)
+        return self._flat[: n * k].view(n, k)
+
+
 class Block(ABC):
     """The columns of J that belong to some parameter tensors; (n, c) rows."""
 
@@ -42,6 +55,16 @@ class Block(ABC):
     @abstractmethod
     def entries(self, tensor: slice, at: Int[Tensor, " k"]) -> Float[Tensor, "n c k"]:
         """Some of the columns of one of the tensors, in the model's dtype; no others are formed."""
+
+    @property
+    @abstractmethod
+    def c(self) -> int:
+        """Rows of a datum."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """What the entries are kept in."""
 
     @property
     def row_floats(self) -> int:
@@ -67,9 +90,17 @@ class Block(ABC):
         """Whether `cross` goes through small products; else entries are written out, few at a time."""
         return True
 
-    def written(self) -> Float[Tensor, "nc k"]:
-        """All entries of the rows in an order of the block's own, in the model's dtype or float64."""
+    def written_in(self, scratch: Scratch) -> Float[Tensor, "nc k"]:
+        """All entries of the rows in an order of the block's own, as they are kept; in this memory if they are new."""
         return torch.cat([part.flatten(0, 1) for part in self.parts()], dim=1)
+
+    def in_any_order(self) -> Block:
+        """The same entries in the order that is written out most quickly: one order for all data of a layer."""
+        return self
+
+    def entered(self) -> Block:
+        """The same columns in the parameters' order, written out."""
+        return self
 
     def written_weights(self, D: GroupedDiagonal) -> Float[Tensor, " k"]:
         """D in that order."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from lapwing._types import Float, Int, Tensor
-from lapwing.jacobian.block import Block, picked
+from lapwing.jacobian.block import Block, Scratch, picked
 from lapwing.operators import GroupedDiagonal
 
 
@@ -22,6 +22,17 @@ class DenseBlock(Block):
     @property
     def slices(self) -> tuple[slice, ...]:
         return (self.where,)
+
+    @property
+    def c(self) -> int:
+        return self.values.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    def written_in(self, scratch: Scratch) -> Float[Tensor, "nc k"]:
+        return self.values.flatten(0, 1)
 
     def parts(self) -> tuple[Float[Tensor, "n c k"], ...]:
         return (self.values.double(),)

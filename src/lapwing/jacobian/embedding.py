@@ -67,6 +67,14 @@ class EmbeddingBlock(Block):
         data = torch.arange(n, device=at.device)[:, None]
         return g[data, :, slots[:, which], at % d].transpose(1, 2)
 
+    @property
+    def c(self) -> int:
+        return self.g.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.g.dtype
+
     def mv(self, v: Float[Tensor, "s p"]) -> Float[Tensor, "s n c"]:
         V = self._at_tokens(v[:, self.where].to(self.g.dtype))
         return torch.einsum("ncrd,snrd->snc", self.g, V).double()

@@ -14,13 +14,14 @@ from math import prod
 import torch
 
 from lapwing._types import Float, Int, Tensor
-from lapwing.jacobian.block import Block, padded, picked, summed
+from lapwing.jacobian.block import Block, Scratch, padded, picked, summed
 from lapwing.jacobian.dense import DenseBlock
 from lapwing.jacobian.inputs import Given, Inputs
 from lapwing.linalg import GramSum
 from lapwing.operators import Arrangement, GroupedDiagonal
 
 _CACHED_FLOATS = 1 << 18
+_PATCHED_FLOATS = 1 << 20  # of inputs formed at once while rows are written out
 _SQUARED_FLOATS = 1 << 20  # of products that are summed at once
 
 
@@ -45,6 +46,10 @@ class FactorBlock(Block):
         return self.g.dtype
 
     @property
+    def c(self) -> int:
+        return self.g.shape[1]
+
+    @property
     def slices(self) -> tuple[slice, ...]:
         return self.arrangement.slices
 
@@ -65,6 +70,8 @@ class FactorBlock(Block):
     def matrices(self) -> Float[Tensor, "n c q o i"]:
         """Σ_t g_t a_tᵀ, in the model's dtype."""
         n, c, r, q, o = self.g.shape
+        if self.arrangement.weight is None:  # the bias, whose input is 1
+            return self.g.sum(2)[..., None]
         g = self.g.permute(0, 3, 1, 4, 2).reshape(n, q, c * o, r)
         product = g @ self.a.permute(0, 2, 1, 3)
         return product.reshape(n, q, c, o, -1).transpose(1, 2)
@@ -133,8 +140,22 @@ class FactorBlock(Block):
         single = isinstance(other, FactorBlock) and self._single and other._single
         return single and self.arrangement.input_scales(D) is not None
 
-    def written(self) -> Float[Tensor, "nc k"]:
-        return self.matrices().flatten(2).flatten(0, 1)  # as (q, o, i): no rearrangement
+    def written_in(self, scratch: Scratch) -> Float[Tensor, "nc k"]:
+        """As (q, o, i): no rearrangement."""
+        n, c, r = self.g.shape[:3]
+        return written_factors(self, n, c, r, self.arrangement, scratch)
+
+    def write_(self, out: Float[Tensor, "nc k"]) -> None:
+        """out ← Σ_t g_t a_tᵀ."""
+        n, c, r, _, o = self.g.shape
+        g = self.g[:, :, :, 0].permute(0, 1, 3, 2).reshape(n, c * o, r)
+        torch.bmm(g, self.a[:, :, 0], out=out.view(n, c * o, -1))
+
+    def in_any_order(self) -> FactorBlock:
+        return replace(self, inputs=self.inputs.in_any_order())
+
+    def entered(self) -> Block:
+        return self if self.arrangement.joined is None else self._entered()
 
     def written_weights(self, D: GroupedDiagonal) -> Float[Tensor, " k"]:
         return self.arrangement.matrices(D.diagonal).flatten()
@@ -145,12 +166,19 @@ class FactorBlock(Block):
             dense = zip(self.slices, self.parts(), other.parts(), strict=True)
             return summed((J.flatten(0, 1) * D.diagonal[s]) @ K.flatten(0, 1).T for s, J, K in dense)
         # (g·g')(Σ_i d_i a_i a'_i): two small Gram matrices instead of one over all weights
-        inputs = (self.a[:, 0, 0].double() * scales) @ other.a[:, 0, 0].double().T
+        inputs = self.input_products(other, D)
         outputs = self.g[:, :, 0, 0].flatten(0, 1).double() @ other.g[:, :, 0, 0].flatten(0, 1).double().T
         if self.g.shape[1] == other.g.shape[1] == 1:
             return outputs * inputs
         shape = (self.g.shape[0], self.g.shape[1], other.g.shape[0], other.g.shape[1])
         return (outputs.view(shape) * inputs[:, None, :, None]).view_as(outputs)
+
+    def input_products(self, other: FactorBlock, D: GroupedDiagonal) -> Float[Tensor, "n m"]:
+        """Σ_i d_i a_i a'_i of layers with one position, D being constant on the weight and on the bias."""
+        scales = self.arrangement.input_scales(D)
+        assert scales is not None
+        a = self.a[:, 0, 0].double()
+        return (a * scales) @ (a if other is self else other.a[:, 0, 0].double()).T
 
     def doubled(self) -> FactorBlock:
         return replace(self, g=self.g.double(), inputs=Given(self.a.double()))
@@ -180,16 +208,22 @@ class FactorBlock(Block):
         return FactorBlock(Arrangement.plain(q, o, i), g, Given(self.inputs.rotated(U_A)))
 
     def within(self, where: slice) -> Block | None:
-        arrangement, columns = self.arrangement.within(where)
+        arrangement, _ = self.arrangement.within(where)
         if arrangement is None or arrangement is self.arrangement:
             return None if arrangement is None else self
-        return replace(self, arrangement=arrangement, inputs=Given(self.a[..., columns]))
+        if arrangement.weight is None:
+            n, _, r, q, _ = self.g.shape
+            return replace(self, arrangement=arrangement, inputs=Given(self.g.new_ones(1, 1, 1, 1).expand(n, r, q, 1)))
+        return replace(self, arrangement=arrangement, inputs=self.inputs.without_bias())
 
     def kept(self) -> Block:
         """The entries where they are fewer than the factors: a small kernel at many positions."""
         _, c, r, q, o = self.g.shape
         fewer = c * q * o * self.arrangement.i < r * q * (c * o + self.arrangement.i)
-        return self._entered() if fewer and self.arrangement.joined is not None else self
+        if fewer and self.arrangement.joined is not None:
+            return self._entered()
+        inputs = self.inputs.kept()
+        return self if inputs is self.inputs else replace(self, inputs=inputs)
 
     def _entered(self) -> DenseBlock:
         assert self.arrangement.joined is not None
@@ -204,14 +238,19 @@ class FactorBlock(Block):
         blocks = [self, *(block for other in others if isinstance(block := other.plain(), FactorBlock))]
         r = max(block.g.shape[2] for block in blocks)  # shorter sequences get positions that contribute nothing
         g = torch.cat([padded(block.g, r, 2) for block in blocks])
-        return replace(self, g=g, inputs=Given(torch.cat([padded(block.a, r, 1) for block in blocks])))
+        return replace(self, g=g, inputs=self.inputs.concatenated([block.inputs for block in blocks[1:]], r))
 
     def single_rows(self) -> FactorBlock:
         c = self.g.shape[1]
         return replace(self, g=self.g.flatten(0, 1)[:, None], inputs=Given(self.a.repeat_interleave(c, 0)))
 
     def outputs_at(self, rows: Int[Tensor, " k"]) -> FactorBlock:
-        return replace(self, g=picked(self.g, rows), inputs=Given(self.a))
+        return replace(self, g=picked(self.g, rows), inputs=self._shared)
+
+    @cached_property
+    def _shared(self) -> Inputs:
+        """The inputs, for the outputs to share: formed once, unless they are the patches of many positions."""
+        return Given(self.a) if self.one_position else self.inputs
 
     def data_at(self, data: slice) -> FactorBlock:
         formed = "a" in vars(self)  # then not again
@@ -243,3 +282,22 @@ class FactorBlock(Block):
 
     def _squared_inputs_through(self, W: Float[Tensor, "q o i"]) -> Float[Tensor, "n qo"]:
         return torch.einsum("nqi,qoi->nqo", self.a[:, 0] ** 2, W).flatten(1)
+
+
+def written_factors(
+    block: Block, n: int, c: int, r: int, arrangement: Arrangement, scratch: Scratch
+) -> Float[Tensor, "nc k"]:
+    """The rows of n data, of few at a time: their patches and gradients stay in the processor's cache."""
+    if arrangement.q > 1 or arrangement.weight is None:
+        plain = block.plain()
+        assert isinstance(plain, FactorBlock)
+        return plain.matrices().flatten(2).flatten(0, 1)
+    written = None
+    step = max(1, _PATCHED_FLOATS // max(1, r * (arrangement.i + c * arrangement.o)))
+    for start in range(0, n, step):
+        some = block.data_at(slice(start, start + step)).plain()
+        assert isinstance(some, FactorBlock)
+        written = scratch.matrix(n * c, arrangement.o * arrangement.i, some.g) if written is None else written
+        some.write_(written[start * c : (start + step) * c])
+    assert written is not None
+    return written

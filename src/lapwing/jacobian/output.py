@@ -44,6 +44,10 @@ class OutputBlock(Block):
         return self.a.dtype
 
     @property
+    def c(self) -> int:
+        return self.a.shape[1] * self._c
+
+    @property
     def slices(self) -> tuple[slice, ...]:
         return self.arrangement.slices
 

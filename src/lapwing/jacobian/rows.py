@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
-from functools import cache
 
 import torch
 
 from lapwing._types import Float, Int, Tensor
 from lapwing.jacobian.block import Block, summed
+from lapwing.jacobian.crossing import Products, add_crossed_, add_crossed_and_squared_
 from lapwing.jacobian.dense import DenseBlock
 from lapwing.jacobian.factored import FactorBlock
 from lapwing.jacobian.output import OutputBlock
+from lapwing.jacobian.thinned import ThinnedBlock
+from lapwing.linalg import mirror_
 from lapwing.operators import Basis, GroupedDiagonal, Rows
 
-_CACHED_FLOATS = 1 << 17  # one megabyte of float64
 _WRITTEN_FLOATS = 1 << 24  # of rows written out a few at a time
-_CONVERTED_FLOATS = 1 << 19  # of them in double precision
-_KEPT_TILES = 2  # of such rows that are not written out again, as sums over positions take long
+_ROUNDING = {Products.DOUBLE: 2.0**-53, Products.KEPT: 2.0**-24}
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +31,7 @@ class Jacobian(Rows):
     c: int
     p: int
     device: torch.device
+    products: Products = Products.DOUBLE  # what those of `cross` and `own` are formed in
 
     @property
     def dtype(self) -> torch.dtype:
@@ -79,45 +81,42 @@ class Jacobian(Rows):
         return summed(parts)
 
     def cross(self, other: Rows, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
-        assert isinstance(other, Jacobian)
-        pairs = list(zip(self.blocks, other.blocks, strict=True))
-        factored = [pair for pair in pairs if pair[0].meets_as_factors(pair[1], D)]
-        terms = [self._cross_written_out(*pair, other.n, D) for pair in pairs if pair not in factored]
-        if factored:
-            terms.append(self._cross_factored(factored, other, D))
-        return summed(terms)
+        return self.cross_each([self], [other], D)[0]
+
+    @classmethod
+    def cross_each(
+        cls, mine: Sequence[Rows], theirs: Sequence[Rows], D: GroupedDiagonal
+    ) -> list[Float[Tensor, "nc md"]]:
+        pairs, products = _paired(mine, theirs)
+        totals = [torch.zeros(J.n * J.c, K.n * K.c, dtype=torch.float64, device=J.device) for J, K in pairs]
+        for layer in _layers(pairs):
+            add_crossed_(totals, layer, D, products)
+        return [mirror_(total) if J.blocks is K.blocks else total for (J, K), total in zip(pairs, totals, strict=True)]
+
+    @classmethod
+    def cross_and_own_each(
+        cls, mine: Sequence[Rows], theirs: Sequence[Rows], D: GroupedDiagonal
+    ) -> tuple[list[Float[Tensor, "nc md"]], list[Float[Tensor, "m d d"]]]:
+        pairs, products = _paired(mine, theirs)
+        if products is Products.DOUBLE or any(J.blocks is K.blocks or K.c > 1 for J, K in pairs):
+            return super().cross_and_own_each(mine, theirs, D)
+        totals = [torch.zeros(J.n * J.c, K.n, dtype=torch.float64, device=J.device) for J, K in pairs]
+        squares = [total.new_zeros(total.shape[1]) for total in totals]
+        for layer in _layers(pairs):
+            add_crossed_and_squared_(totals, squares, layer, D, products)
+        return totals, [square[:, None, None] for square in squares]
+
+    def quick(self) -> Jacobian:
+        exact = all(block.dtype == torch.float64 for block in self.blocks)
+        return self if exact else replace(self, products=Products.KEPT)
+
+    @property
+    def rounding(self) -> float:
+        return _ROUNDING[self.products]
 
     def own(self, D: GroupedDiagonal) -> Float[Tensor, "n c c"]:
         pieces = (block.pieces(self.n) for block in self.blocks)
         return summed(torch.cat([some.doubled().quad(D.diagonal) for some in each]) for each in pieces)
-
-    def _cross_factored(
-        self, pairs: Sequence[tuple[Block, Block]], other: Jacobian, D: GroupedDiagonal
-    ) -> Float[Tensor, "nc md"]:
-        """Some data at a time, so that the products of single blocks stay in cache and only the sum is written out."""
-        step = max(1, _CACHED_FLOATS // (self.c * other.n * other.c))
-        pieces = []
-        for start in range(0, self.n, step):
-            some = slice(start, start + step)
-            pieces.append(summed(mine.data_at(some).cross(theirs, D) for mine, theirs in pairs))
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-    def _cross_written_out(self, mine: Block, theirs: Block, m: int, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
-        """Entries of few data of each side at a time; of a symmetric matrix those above the diagonal."""
-        size = self.c * sum(s.stop - s.start for s in mine.slices)
-        step = max(1, _WRITTEN_FLOATS // max(1, size))
-        theirs = mine if mine is theirs else theirs.plain()
-        kind = type(mine) if type(mine) is type(theirs) else Block  # in their own order, or both in that of the weights
-        weights = kind.written_weights(mine, D)
-        n_columns = -(-m // step)
-        columns = _tiles_of(theirs, kind, step, kept=n_columns <= _KEPT_TILES)
-        rows = columns if mine is theirs else _tiles_of(mine, kind, step, kept=False)
-        tiles: list[list[Tensor]] = []
-        for i in range(-(-self.n // step)):
-            some = rows(i)
-            below = [row[i].T for row in tiles] if mine is theirs else []
-            tiles.append([*below, *(_in_double(some, weights, columns(j)) for j in range(len(below), n_columns))])
-        return torch.cat([torch.cat(row, 1) for row in tiles])
 
     def sum_squares(self) -> Float[Tensor, " p"]:
         total = torch.zeros(self.p, dtype=torch.float64, device=self.device)
@@ -159,7 +158,8 @@ class Jacobian(Rows):
 
     def kept(self) -> Jacobian:
         """The same rows, each block in the form that takes least memory."""
-        return replace(self, blocks=tuple(block.kept() for block in self.blocks))
+        blocks = (block.kept() for block in self.blocks)
+        return replace(self, blocks=tuple(ThinnedBlock.of(b) if isinstance(b, FactorBlock) else b for b in blocks))
 
     def concatenated(self, others: Sequence[Rows]) -> Jacobian:
         columns = zip(self.blocks, *(other.blocks for other in others if isinstance(other, Jacobian)), strict=True)
@@ -174,17 +174,20 @@ class Jacobian(Rows):
         return replace(self, blocks=tuple(block.outputs_at(rows) for block in self.blocks), c=len(rows))
 
 
-def _tiles_of(block: Block, kind: type[Block], step: int, *, kept: bool) -> Callable[[int], Tensor]:
-    """Entries of the j-th `step` data."""
+def _paired(mine: Sequence[Rows], theirs: Sequence[Rows]) -> tuple[list[tuple[Jacobian, Jacobian]], Products]:
+    pairs = []
+    for J, K in zip(mine, theirs, strict=True):
+        assert isinstance(J, Jacobian) and isinstance(K, Jacobian)
+        pairs.append((J, K))
+    kept = all(J.products is K.products is Products.KEPT for J, K in pairs)
+    return pairs, Products.KEPT if kept else Products.DOUBLE
 
-    def tile(j: int) -> Tensor:
-        return kind.written(block.data_at(slice(j * step, (j + 1) * step)))
 
-    return cache(tile) if kept else tile
-
-
-def _in_double(x: Float[Tensor, "n k"], weights: Float[Tensor, " k"], y: Float[Tensor, "m k"]) -> Float[Tensor, "n m"]:
-    """x diag(w) yᵀ in float64; some columns at a time, so that what is converted stays in the processor's cache."""
-    step = max(1, _CONVERTED_FLOATS // max(len(x), len(y), 1))
-    parts = zip(x.split(step, 1), weights.split(step), y.split(step, 1), strict=True)
-    return summed((a.double() * w) @ b.double().T for a, w, b in parts)
+def _layers(pairs: Sequence[tuple[Jacobian, Jacobian]]) -> Iterator[tuple[tuple[Block, Block], ...]]:
+    """The blocks of all pairs, layer by layer; both are one object only if all rows of a pair are the same."""
+    columns = []
+    for J, K in pairs:
+        apart = J.blocks is not K.blocks
+        blocks = zip(J.blocks, K.blocks, strict=True)
+        columns.append([(mine, copy(theirs) if apart and mine is theirs else theirs) for mine, theirs in blocks])
+    return zip(*columns, strict=True)

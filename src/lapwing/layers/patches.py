@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lapwing.jacobian import Inputs
+from lapwing.jacobian import Images, Inputs
 from lapwing.layers.base import joined, with_bias
 from lapwing.linalg import GramSum
 from lapwing.operators import Arrangement
@@ -59,6 +59,20 @@ class Patches(Inputs):
         images = [len(x) // self.n for x in self.calls]
         some = tuple(x[start * m : stop * m] for x, m in zip(self.calls, images, strict=True))
         return replace(self, calls=some, n=stop - start)
+
+    def kept(self) -> Inputs:
+        """The image itself, where it is smaller than its patches."""
+        window, arrangement = self.window, self.arrangement
+        if window is None or arrangement.weight is None or len(self.calls) > 1 or len(self.calls[0]) != self.n:
+            return super().kept()
+        x = _padded(self.calls[0], window).permute(0, 2, 3, 1).contiguous()
+        return Images(x, window.kernel, window.stride, window.dilation, ones=arrangement.bias is not None)
+
+    def without_bias(self) -> Inputs:
+        return self.kept().without_bias()
+
+    def in_any_order(self) -> Inputs:
+        return self.kept().in_any_order()
 
     def add_gram_(self, total: GramSum) -> None:
         if self.window is not None and self.window.stride[0] == 1 and self.arrangement.weight is not None:

@@ -63,6 +63,29 @@ class Rows(ABC):
     def cross(self, other: Rows, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
         """J D J'ᵀ between all rows of both, flattened."""
 
+    @classmethod
+    def cross_each(
+        cls, mine: Sequence[Rows], theirs: Sequence[Rows], D: GroupedDiagonal
+    ) -> list[Float[Tensor, "nc md"]]:
+        """The same of several pairs at once; what they share may be computed once."""
+        return [J.cross(K, D) for J, K in zip(mine, theirs, strict=True)]
+
+    @classmethod
+    def cross_and_own_each(
+        cls, mine: Sequence[Rows], theirs: Sequence[Rows], D: GroupedDiagonal
+    ) -> tuple[list[Float[Tensor, "nc md"]], list[Float[Tensor, "m d d"]]]:
+        """The same, and `own` of theirs."""
+        return cls.cross_each(mine, theirs, D), [K.own(D) for K in theirs]
+
+    def quick(self) -> Rows:
+        """The same rows, for kernels whose products are as exact as the rows themselves: up to `rounding`."""
+        return self
+
+    @property
+    def rounding(self) -> float:
+        """Of an entry of a kernel, relative to the lengths of its two rows."""
+        return 2.0**-53
+
     def own(self, D: GroupedDiagonal) -> Float[Tensor, "n c c"]:
         """J D Jᵀ for each of the n inputs, in float64 whatever the rows are kept in."""
         return torch.einsum("ncnd->ncd", self.cross(self, D).reshape(self.n, self.c, self.n, self.c))
@@ -162,6 +185,7 @@ class Precision(ABC):
 
     p: int
     of_weights: bool = True  # whether there is one set of weights with this precision, or only outputs
+    gathers: bool = False  # whether rows are best given many at a time, in the form that takes least memory
 
     @abstractmethod
     def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:

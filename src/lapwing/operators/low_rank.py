@@ -23,6 +23,8 @@ from lapwing.operators.grouped_diagonal import GroupedDiagonal
 from lapwing.operators.written_rows import WrittenRows, written_out
 
 _MOST_DIFFERENCES, _LEAST_LEFT = 1024, 1e-7
+_DIGITS = 1e-4  # what the rounding of quick kernels may change in B, relative to the least eigenvalue it can have
+_MARGIN = 1e3  # how far variances must stand above the rounding of the kernels they are made of
 _MAX_DENSE = 5_000  # parameters
 _MAX_CACHED_GROUPS = 32  # beyond this the group kernels would outweigh the rows they save visiting
 _KEPT_FLOATS = 1 << 24  # of rows that are kept written out once they were; more are written out piece by piece
@@ -49,10 +51,29 @@ class RootKernels:
     def _kernels(self, D: GroupedDiagonal) -> list[Tensor]:
         kept = self._kept  # read once and written whole: another thread may ask for other groups meanwhile
         if kept is None or not torch.equal(kept[0], D.index):
-            one_hot = torch.eye(D.n_groups, dtype=torch.float64, device=D.index.device)
-            kept = D.index, [self._group_kernel(GroupedDiagonal(e, D.index), g) for g, e in enumerate(one_hot)]
+            kept = D.index, [self._group_kernel(E, g) for g, E in enumerate(_groups(D))]
             self._kept = kept
         return kept[1]
+
+    def knows(self, D: GroupedDiagonal) -> bool:
+        """Whether the kernels of these groups are at hand."""
+        return self._kept is not None and torch.equal(self._kept[0], D.index)
+
+    @cached_property
+    def quick(self) -> RootKernels:
+        """The same with kernels as exact as the rows themselves, which are made in half the time; see `Rows.quick`."""
+        rows = self.rows.quick()
+        return self if rows is self.rows else RootKernels(rows)
+
+    @staticmethod
+    def keep_together(roots: Sequence[RootKernels], D: GroupedDiagonal) -> None:
+        """Have the kernels of several sets of rows at hand: made at once, they share what the rows do."""
+        if D.n_groups > _MAX_CACHED_GROUPS or all(root.knows(D) for root in roots):
+            return
+        rows = [root.rows for root in roots]
+        groups = [rows[0].cross_each(rows, rows, E) for E in _groups(D)]
+        for root, kernels in zip(roots, zip(*groups, strict=True), strict=True):
+            root._kept = D.index, list(kernels)
 
     def _group_kernel(self, E: GroupedDiagonal, g: int) -> Float[Tensor, "r r"]:
         """M E_g Mᵀ; a matrix is cut to the group's columns."""
@@ -79,6 +100,12 @@ class RootKernels:
     def eigenvalues(self) -> Float[Tensor, " r"]:
         """Nonzero eigenvalues of MᵀM, which are those of M Mᵀ."""
         return semidefinite_eigenvalues(self.kernel(GroupedDiagonal.identity(self.rows.p, self.rows.device)))
+
+
+def _groups(D: GroupedDiagonal) -> list[GroupedDiagonal]:
+    """E_g: one on the parameters of a group, zero elsewhere."""
+    one_hot = torch.eye(D.n_groups, dtype=torch.float64, device=D.index.device)
+    return [GroupedDiagonal(e, D.index) for e in one_hot]
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,15 +209,27 @@ class LowRankPrecision(Precision):
 
     @cached_property
     def factor(self) -> Float[Tensor, "r r"]:
-        K = self.H.root.kernel(self.P0.inverse())
-        half = self._half_scale
-        B = half[:, None] * K * half
-        # B = I + a positive semi-definite matrix: nothing but rounding can take its eigenvalues below one.
-        B = B + torch.eye(len(B), dtype=B.dtype, device=B.device)
+        B = self._inner
         L, info = torch.linalg.cholesky_ex(B)
         smallest = 0.0 if int(info) else smallest_eigenvalue(L.detach())
         require_resolved(smallest, float(torch.linalg.matrix_norm(B.detach())), self.p, self.P0)
         return L
+
+    @property
+    def _inner(self) -> Float[Tensor, "r r"]:
+        """B, from quick kernels where their rounding cannot be seen in it.
+
+        They are off by ε √(B_jj B_kk), as if at random, and v ↦ vᵀ B v by ε max B_jj ‖v‖².
+        """
+        exact, D = self.H.root, self.P0.inverse()
+        for root in [exact] if exact.quick is exact or exact.knows(D) else [exact.quick, exact]:
+            half = self._half_scale
+            B = half[:, None] * root.kernel(D) * half
+            # B = I + a positive semi-definite matrix: nothing but rounding can take its eigenvalues below one.
+            B = B + torch.eye(len(B), dtype=B.dtype, device=B.device)
+            if root is exact or root.rows.rounding * float(B.detach().diagonal().max()) <= _DIGITS:
+                break
+        return B
 
     @property
     def _half_scale(self) -> Float[Tensor, " r"]:
@@ -222,11 +261,7 @@ class LowRankPrecision(Precision):
         return (half * (flat - half * self.pull(inner.T))).reshape(eps.shape)
 
     def inv_quad(self, J: Rows) -> Float[Tensor, "n c c"]:
-        return self.inv_quad_given(J, None if J.n * J.c > _MOST_DIFFERENCES else self.whitened(J))
-
-    def inv_quad_given(self, J: Rows, W: Float[Tensor, "r nc"] | None) -> Float[Tensor, "n c c"]:
-        """The same, `whitened(J)` being at hand."""
-        quick = None if W is None else self._as_difference(J, W)
+        quick = None if J.n * J.c > _MOST_DIFFERENCES else self._as_difference(J, self.whitened(J))
         if quick is not None:
             return quick
         rooted = self._rooted(J).reshape(J.n, J.c, self.p)
@@ -244,8 +279,22 @@ class LowRankPrecision(Precision):
 
     def whitened(self, J: Rows) -> Float[Tensor, "r nc"]:
         """L⁻¹ N P₀⁻¹ Jᵀ: what the data explain of J P₀⁻¹ Jᵀ is its square."""
-        kernel = self._half_scale[:, None] * self.H.root.rows.cross(J, self.P0.inverse())
-        return torch.linalg.solve_triangular(self.factor, kernel, upper=False)
+        return self.whitened_kernel(self.H.root.rows.cross(J, self.P0.inverse()))
+
+    def whitened_kernel(self, kernel: Float[Tensor, "r nc"]) -> Float[Tensor, "r nc"]:
+        """The same, M P₀⁻¹ Jᵀ being at hand."""
+        return torch.linalg.solve_triangular(self.factor, self._half_scale[:, None] * kernel, upper=False)
+
+    def explained(
+        self, prior: Float[Tensor, "n c c"], W: Float[Tensor, "r nc"], rounding: float
+    ) -> Float[Tensor, "n c c"] | None:
+        """J P⁻¹ Jᵀ from J P₀⁻¹ Jᵀ and `whitened(J)`; None where their rounding ε may be seen in its third digit.
+
+        An entry of the kernel that is off by ε √(k_jj k) changes V by 2 ε √(k_jj k) |E k|, and |E k| ≤ ½ √(D k). So V
+        is off by ε √(B_jj) k, k being the prior variance.
+        """
+        largest = float(self.factor.detach().square().sum(1).max())  # of B_jj
+        return _difference(prior, W, max(_LEAST_LEFT, _MARGIN * rounding * largest**0.5))
 
     def inv_diagonal(self) -> Float[Tensor, " p"]:
         if self.H.rank * self.p > _MOST_WRITTEN:
@@ -267,15 +316,8 @@ class LowRankPrecision(Precision):
         return self.H.to_dense() + self.P0.diagonal.diag()
 
     def _as_difference(self, J: Rows, W: Float[Tensor, "r nc"]) -> Float[Tensor, "n c c"] | None:
-        """Prior covariance minus what the data explain of it, W²: from the rows' factors, and cheap.
-
-        None where the difference has lost more than seven of its digits.
-        """
-        prior = J.own(self.P0.inverse())
-        W = W.reshape(-1, J.n, J.c)
-        V = prior - torch.einsum("rnc,rnd->ncd", W, W)
-        left, whole = (M.detach().diagonal(dim1=-2, dim2=-1) for M in (V, prior))
-        return V if bool((left >= _LEAST_LEFT * whole).all()) else None
+        """From the rows' factors, and cheap. None where the difference has lost more than seven of its digits."""
+        return _difference(J.own(self.P0.inverse()), W, _LEAST_LEFT)
 
     @cached_property
     def _eigenbasis(self) -> tuple[Float[Tensor, " r"], Float[Tensor, "r r"]]:
@@ -297,3 +339,11 @@ class LowRankPrecision(Precision):
         inner = torch.linalg.solve_triangular(self.factor.T, self.push(half * flat), upper=True, left=False)
         inner = torch.linalg.solve_triangular(self._shifted, inner, upper=False, left=False)
         return flat - half * self.pull(inner)
+
+
+def _difference(prior: Float[Tensor, "n c c"], W: Float[Tensor, "r nc"], least: float) -> Float[Tensor, "n c c"] | None:
+    """Prior covariance minus what the data explain of it, W²; None where less than this is left of a variance."""
+    W = W.reshape(-1, *prior.shape[:2])
+    V = prior - torch.einsum("rnc,rnd->ncd", W, W)
+    left, whole = (M.detach().diagonal(dim1=-2, dim2=-1) for M in (V, prior))
+    return V if bool((left >= least * whole).all()) else None

@@ -23,7 +23,7 @@ from lapwing._types import Float, Int, Scalar, Tensor
 from lapwing.errors import StructureError
 from lapwing.operators.base import Curvature, Precision, Rows
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
-from lapwing.operators.low_rank import LowRankCurvature, LowRankPrecision
+from lapwing.operators.low_rank import LowRankCurvature, LowRankPrecision, RootKernels
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +87,7 @@ class SeparatePrecision(Precision):
     H: SeparateCurvature
     P0: GroupedDiagonal
     of_weights = False
+    gathers = True
 
     @property
     def p(self) -> int:  # type: ignore[override]
@@ -94,6 +95,9 @@ class SeparatePrecision(Precision):
 
     @cached_property
     def outputs(self) -> tuple[LowRankPrecision, ...]:
+        roots = [H.root for H in self.H.outputs]
+        if not any(root.knows(self.P0) for root in roots):
+            RootKernels.keep_together([root.quick for root in roots], self.P0)
         return tuple(H.plus(self.P0) for H in self.H.outputs)
 
     @cached_property
@@ -102,8 +106,7 @@ class SeparatePrecision(Precision):
         assert self.H.tie is not None
         M = (self.H.tie.square().sum(0) == 0).double().diag()
         for half, P in zip(self.H.tie, self.outputs, strict=True):
-            root = torch.linalg.solve_triangular(P.factor, half.diag(), upper=False)
-            M = M + root.T @ root
+            M = M + half[:, None] * torch.cholesky_inverse(P.factor) * half
         return torch.linalg.cholesky(M)
 
     def mv(self, v: Float[Tensor, "... p"]) -> NoReturn:
@@ -145,23 +148,36 @@ class SeparatePrecision(Precision):
 
     def inv_quad(self, J: Rows) -> Float[Tensor, "n c c"]:
         V, X = self._nothing(J, J.n, J.c, J.c), self._nothing(J, self.n_tied, J.n, J.c)
-        for c, at in self._places(J):
-            own = J.outputs_at(at)
-            W = self.outputs[c].whitened(own)
-            V[:, at[:, None], at] = self.outputs[c].inv_quad_given(own, W)
+        for c, at, own, W in self._whitened(J):
+            V[:, at[:, None], at] = own
             if self.n_tied:
                 X[:, :, at] = self._through(c, W).reshape(-1, J.n, len(at))
         return V + torch.einsum("mnk,mnl->nkl", X, X)
 
     def inv_quad_diagonal(self, J: Rows) -> Float[Tensor, "n c"]:
         V, X = self._nothing(J, J.n, J.c), self._nothing(J, self.n_tied, J.n, J.c)
-        for c, at in self._places(J):
-            own = J.outputs_at(at).single_rows()
-            W = self.outputs[c].whitened(own)
-            V[:, at] = self.outputs[c].inv_quad_given(own, W).reshape(J.n, len(at))
+        for c, at, own, W in self._whitened(J):
+            V[:, at] = own.diagonal(dim1=-2, dim2=-1)
             if self.n_tied:
                 X[:, :, at] = self._through(c, W).reshape(-1, J.n, len(at))
         return V + X.square().sum(0)
+
+    def _whitened(self, J: Rows) -> Iterator[tuple[int, Int[Tensor, " t"], Float[Tensor, "n t t"], Tensor]]:
+        """J_c P_c⁻¹ J_cᵀ of every output, and W = L_c⁻¹ D_c^½ k_c with which it was found."""
+        places = list(self._places(J))
+        rows = [J.outputs_at(at).quick() for _, at in places]
+        points = [P.H.root.quick.rows for P in self.outputs]
+        kernels, owns = points[0].cross_and_own_each(points, rows, self.P0.inverse())
+        for (c, at), quick, kernel, own in zip(places, rows, kernels, owns, strict=True):
+            P = self.outputs[c]
+            W = P.whitened_kernel(kernel)
+            V = P.explained(own, W, quick.rounding)
+            if V is None:
+                exact = J.outputs_at(at)
+                W = P.whitened(exact)
+                V = P.explained(exact.own(self.P0.inverse()), W, exact.rounding)
+                V = P.inv_quad(exact) if V is None else V
+            yield c, at, V, W
 
     def inv_gram(self, J: Rows) -> Float[Tensor, "nc nc"]:
         V, X = self._nothing(J, J.n * J.c, J.n * J.c), self._nothing(J, self.n_tied, J.n * J.c)

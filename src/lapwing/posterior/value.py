@@ -448,7 +448,7 @@ class Posterior:
 
     @cached_property
     def weights(self) -> WeightGaussian:
-        row = self.structure.row_floats(self.linearised.sizes)
+        row = self.structure.predicted_floats(self.linearised.sizes)
         rows_at_once = min(max(1, self.chunk_floats // row), self.structure.most_rows)
         return WeightGaussian(self.linearised, self.precision, rows_at_once, self.shift)
 

@@ -20,6 +20,7 @@ from lapwing.linearise import Linearised
 from lapwing.operators import Precision, SeparatePrecision
 
 T = TypeVar("T")
+_TRACED_FLOATS = 1 << 24  # of rows that are made before they are pressed together
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,11 +58,23 @@ class WeightGaussian:
             yield x if step >= x.n else x.rows(slice(start, start + step))
 
     def _linearised_at(self, x: ModelInput) -> tuple[Float[Tensor, "n k"], Jacobian]:
-        with self.linearised.trace(x) as trace:
-            f, J = trace.outputs.double(), trace.jacobian()
+        f, J = self._gathered(x) if self.precision.gathers else self._traced(x)
         if self.shift is not None:
             f = f + J.mv(self.shift[None])[0].double()
         return f, J
+
+    def _traced(self, x: ModelInput) -> tuple[Float[Tensor, "n k"], Jacobian]:
+        with self.linearised.trace(x) as trace:
+            return trace.outputs.double(), trace.jacobian()
+
+    def _gathered(self, x: ModelInput) -> tuple[Float[Tensor, "n k"], Jacobian]:
+        """The same from a few inputs at a time, whose rows are pressed into the form that takes least memory."""
+        step = max(1, _TRACED_FLOATS // (self.linearised.k * self.linearised.sizes.factored))
+        if step >= x.n:
+            f, J = self._traced(x)
+            return f, J.kept()
+        pieces = [self._gathered(x.rows(slice(start, start + step))) for start in range(0, x.n, step)]
+        return torch.cat([f for f, _ in pieces]), pieces[0][1].concatenated([J for _, J in pieces[1:]])
 
 
 def mean_outputs(weights: WeightGaussian, x: ModelInput) -> Float[Tensor, "n k"]:

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 
 from lapwing._types import Float, Tensor
-from lapwing.jacobian import Block, DenseBlock, EmbeddingBlock, FactorBlock, Given, Jacobian, OutputBlock
+from lapwing.jacobian import (
+    Block,
+    DenseBlock,
+    EmbeddingBlock,
+    FactorBlock,
+    Given,
+    Images,
+    Jacobian,
+    OutputBlock,
+    ThinnedBlock,
+)
 from lapwing.linear_model import Expansion
 from lapwing.operators import Arrangement, LowRankCurvature
 from lapwing.storage.codec import Entry, Table
 from lapwing.storage.table import TABLE
 from lapwing.tuning import Position
+
+F = TypeVar("F", FactorBlock, ThinnedBlock)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,15 +61,17 @@ class _KeptOutput:
         return OutputBlock(self.arrangement, lambda: self.a, self.U)
 
 
-def _formed(block: FactorBlock) -> FactorBlock:
-    return replace(block, inputs=Given(block.a))
+def _formed(block: F) -> F:
+    return replace(block, inputs=block.inputs.kept())
 
 
 _ROWS = {
     "Jacobian": Entry(Jacobian, _KeptRows.of, form=_KeptRows, restored=_KeptRows.restored),
     "OutputBlock": Entry(OutputBlock, _KeptOutput.of, form=_KeptOutput, restored=_KeptOutput.restored),
     "FactorBlock": Entry(FactorBlock, _formed),
+    "ThinnedBlock": Entry(ThinnedBlock, _formed),
     "Given": Entry(Given),
+    "Images": Entry(Images),
     "DenseBlock": Entry(DenseBlock),
     "EmbeddingBlock": Entry(EmbeddingBlock),
     "LowRankCurvature": Entry(LowRankCurvature),  # not turned
