@@ -182,6 +182,7 @@ class Diag(Structure):
     """The diagonal of H only."""
 
     adds_output = True
+    by_column = True
     additive = True
     resumable = True
 
@@ -264,14 +265,20 @@ class DiagonalSum(Accumulator):
         self.layers = LayerProducts(self.entries)
 
     def add(self, pieces: Iterable[Jacobian]) -> None:
+        layers: dict[int, _LayerSquares] = {}
         for rows in pieces:
-            for block in rows.blocks:
-                if isinstance(block, FactorBlock) and block.one_position:
-                    # Σ_c (g_co a_i)² = (Σ_c g_co²) a_i²: one row per datum, whatever the number of columns
-                    self.layers.add(block.arrangement, block.g[:, :, 0].square().sum(1), block.a[:, 0].square())
-                else:
-                    for s, squares in zip(block.slices, block.sum_squares(), strict=True):
-                        self.entries[s] += squares
+            self._add(rows, layers)
+            del rows  # the gradients of the next column are written where these were, in the processor's cache
+        for layer in layers.values():
+            layer.fold(self.layers)
+
+    def _add(self, rows: Jacobian, layers: dict[int, _LayerSquares]) -> None:
+        for number, block in enumerate(rows.blocks):
+            if isinstance(block, FactorBlock):
+                layers.setdefault(number, _LayerSquares(block)).add(block)
+            else:
+                for s, squares in zip(block.slices, block.sum_squares(), strict=True):
+                    self.entries[s] += squares
 
     def add_output(self, terms: OutputTerms) -> None:
         self.layers.add(terms.block.arrangement, *terms.squares())
@@ -287,6 +294,38 @@ class DiagonalSum(Accumulator):
         self.layers.restore(state)
 
 
+class _LayerSquares:
+    """The squares of a layer's rows for some data, over the columns that come one after the other.
+
+    At one position Σ_c (g_co a_i)² = (Σ_c g_co²) a_i²: a row per datum, whatever the number of columns. At several the
+    positions add up before squaring, and the squares of all data and columns are added here.
+    """
+
+    def __init__(self, first: FactorBlock) -> None:
+        self.arrangement, self.inputs, self.one_position = first.arrangement, first.inputs, first.one_position
+        self.total: Tensor | None = None
+
+    def add(self, block: FactorBlock) -> None:
+        if not self.one_position:
+            squares = block.squared_products()
+            self.total = squares if self.total is None else self.total.add_(squares)
+            return
+        for g in _single_or_better(block.g[:, :, 0]).unbind(1):
+            self.total = g.square() if self.total is None else self.total.addcmul_(g, g)
+
+    def fold(self, layers: LayerProducts) -> None:
+        assert self.total is not None
+        if self.one_position:
+            layers.add(self.arrangement, self.total, _single_or_better(self.inputs.tensor()[:, 0]).square())
+        else:
+            layers.add_product(self.arrangement, self.total)
+
+
+def _single_or_better(x: Tensor) -> Tensor:
+    """Half precision has too few digits to be squared in."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 class LayerProducts:
     """Σ x yᵀ of layers' rows, added to a flat vector of parameters once there are many of them."""
 
@@ -299,6 +338,10 @@ class LayerProducts:
         products.add(x, y)
         if products.full:
             self._fold(arrangement, products)
+
+    def add_product(self, arrangement: Arrangement, product: Float[Tensor, "q o i"]) -> None:
+        """A sum that was multiplied out elsewhere."""
+        arrangement.add_(self.total, product)
 
     def finish(self) -> None:
         for arrangement, products in self.layers.values():
@@ -319,5 +362,4 @@ class LayerProducts:
     def _fold(self, arrangement: Arrangement, products: Products) -> None:
         product = products.take()
         if product is not None:
-            for s, part in zip(arrangement.slices, arrangement.flat_parts(product), strict=True):
-                self.total[s].add_(part)
+            self.add_product(arrangement, product)

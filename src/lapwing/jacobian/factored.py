@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from math import prod
 
 import torch
@@ -22,7 +23,6 @@ from lapwing.operators import Arrangement, GroupedDiagonal
 
 _CACHED_FLOATS = 1 << 18
 _PATCHED_FLOATS = 1 << 20  # of inputs formed at once while rows are written out
-_SQUARED_FLOATS = 1 << 20  # of products that are summed at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +73,8 @@ class FactorBlock(Block):
         if self.arrangement.weight is None:  # the bias, whose input is 1
             return self.g.sum(2)[..., None]
         g = self.g.permute(0, 3, 1, 4, 2).reshape(n, q, c * o, r)
-        product = g @ self.a.permute(0, 2, 1, 3)
-        return product.reshape(n, q, c, o, -1).transpose(1, 2)
+        products = g @ self.a.permute(0, 2, 1, 3)
+        return products.reshape(n, q, c, o, -1).transpose(1, 2)
 
     def add_output_gram_(self, total: GramSum) -> None:
         """total ← total + Σ g gᵀ over data, outputs and positions, in whichever order they are stored."""
@@ -187,9 +187,20 @@ class FactorBlock(Block):
         if self.one_position:
             squares = torch.einsum("nqo,nqi->qoi", (self.g[:, :, 0] ** 2).sum(1), self.a[:, 0] ** 2)
             return self.arrangement.flat_parts(squares.double())
-        # The weight apart from the bias: products of an even width are faster.
-        parts = [part for s in self.slices if isinstance(part := self.within(s), FactorBlock)]
-        return tuple(flat for part in parts for flat in part.arrangement.flat_parts(part._squared_products().double()))
+        return self.arrangement.flat_parts(self.squared_products().double())
+
+    def squared_products(self) -> Float[Tensor, "q o i"]:
+        """Σ_nc (Σ_t g_t a_tᵀ)², in single precision or better: positions add up before squaring.
+
+        The weight apart from the bias, for which a_t = 1: products of an even width are faster.
+        """
+        dtype = torch.promote_types(self.dtype, torch.float32)
+        parts = []
+        if self.arrangement.weight is not None:
+            parts.append(self._squared_products_of_weight(dtype))
+        if self.arrangement.bias is not None:
+            parts.append(self.g.sum(2).to(dtype).square().sum((0, 1))[..., None])
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def totals(self) -> tuple[Float[Tensor, " _"], ...]:
         """Σ over all rows, in the model's dtype."""
@@ -256,19 +267,31 @@ class FactorBlock(Block):
         formed = "a" in vars(self)  # then not again
         return replace(self, g=self.g[data], inputs=Given(self.a[data]) if formed else self.inputs.at(data))
 
-    def _squared_products(self) -> Float[Tensor, "q o i"]:
-        """Σ_nc (Σ_t g_t a_tᵀ)²: positions add up before squaring, so some data × weights are needed at a time."""
-        q, o = self.g.shape[3:]
-        dtype = torch.promote_types(self.dtype, torch.float32)
-        total = torch.zeros(q, o, self.arrangement.i, dtype=dtype, device=self.device)
-        for data, outputs in self._tiles(_SQUARED_FLOATS):
-            total[:, outputs] += self._tile(data, outputs).matrices().square_().sum((0, 1))
-        return total
+    def _squared_products_of_weight(self, dtype: torch.dtype) -> Float[Tensor, "q o i"]:
+        """Few data and outputs at a time, in one place, so that all of it stays in the processor's cache."""
+        n, c, r, q, o = self.g.shape
+        inputs = (self.inputs if self.arrangement.bias is None else self.inputs.without_bias()).in_any_order()
+        i = replace(self.arrangement, bias=None).i
+        total = torch.zeros(q, o, i, dtype=dtype, device=self.device)
+        width = max(1, min(o, _CACHED_FLOATS // max(1, i)))
+        step = max(1, _CACHED_FLOATS // max(1, q * (width * i + r * (c * o + i))))
+        room = total.new_empty(min(n, step), width * i)
+        for start in range(0, n, step):
+            data = slice(start, start + step)
+            a, g = inputs.at(data).tensor().to(dtype), self.g[data].to(dtype)
+            for first, k, j in product(range(0, o, width), range(q), range(c)):
+                columns = g[:, j, :, k, first : first + width]
+                M = room[: len(a), : columns.shape[2] * i].view(len(a), -1, i)
+                torch.bmm(columns.mT, a[:, :, k], out=M)
+                for m in M.unbind(0):
+                    total[k, first : first + width].addcmul_(m, m)
+        order = inputs.order()
+        return total if order is None else total[..., order]
 
-    def _tiles(self, floats: int = _CACHED_FLOATS) -> Iterator[tuple[slice, slice]]:
+    def _tiles(self) -> Iterator[tuple[slice, slice]]:
         """Data and outputs of a map, of so many at a time that Σ_t g_t a_tᵀ stays in the processor's cache."""
         n, c, _, q, o = self.g.shape
-        at_once = max(1, floats // max(1, c * q * self.arrangement.i))
+        at_once = max(1, _CACHED_FLOATS // max(1, c * q * self.arrangement.i))
         for start in range(0, n, max(1, at_once // o)):
             for first in range(0, o, at_once):
                 yield slice(start, start + max(1, at_once // o)), slice(first, first + at_once)

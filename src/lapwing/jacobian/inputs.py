@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from lapwing._types import Float, Tensor
+from lapwing._types import Float, Int, Tensor
 from lapwing.jacobian.block import padded
 from lapwing.linalg import GramSum
 
@@ -39,6 +39,10 @@ class Inputs(ABC):
     def in_any_order(self) -> Inputs:
         """The same columns in the order in which they are formed most quickly: one order for all data of a layer."""
         return self
+
+    def order(self) -> Int[Tensor, " i"] | None:
+        """Where the weight's columns stand among these; None: they are in order."""
+        return None
 
     def concatenated(self, others: Sequence[Inputs], r: int) -> Inputs:
         """These data followed by the others'; r positions each, behind their own such as contribute nothing."""
@@ -100,6 +104,13 @@ class Images(Inputs):
 
     def in_any_order(self) -> Images:
         return replace(self, by_channel=False)  # rows of a patch are copied as they stand
+
+    def order(self) -> Int[Tensor, " i"] | None:
+        if self.by_channel:
+            return None
+        shape = (*self.kernel, self.x.shape[-1])
+        numbers = torch.arange(shape[0] * shape[1] * shape[2], device=self.x.device)
+        return numbers.view(shape).permute(2, 0, 1).flatten()
 
     def concatenated(self, others: Sequence[Inputs], r: int) -> Inputs:
         same = [other for other in others if isinstance(other, Images) and other.x.shape[1:] == self.x.shape[1:]]

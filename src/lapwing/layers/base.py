@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -164,6 +164,9 @@ class Formed(Inputs):
 
     def at(self, data: slice) -> Formed:
         return Formed(self.arrangement, lambda: [self._joined[data]])
+
+    def without_bias(self) -> Formed:
+        return Formed(replace(self.arrangement, bias=None), lambda: [self._joined])
 
     @cached_property
     def _joined(self) -> Tensor:

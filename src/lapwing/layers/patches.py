@@ -61,18 +61,24 @@ class Patches(Inputs):
         return replace(self, calls=some, n=stop - start)
 
     def kept(self) -> Inputs:
-        """The image itself, where it is smaller than its patches."""
-        window, arrangement = self.window, self.arrangement
-        if window is None or arrangement.weight is None or len(self.calls) > 1 or len(self.calls[0]) != self.n:
-            return super().kept()
-        x = _padded(self.calls[0], window).permute(0, 2, 3, 1).contiguous()
-        return Images(x, window.kernel, window.stride, window.dilation, ones=arrangement.bias is not None)
+        return self._image() or super().kept()
 
     def without_bias(self) -> Inputs:
-        return self.kept().without_bias()
+        image = self._image()
+        alone = replace(self, arrangement=replace(self.arrangement, bias=None))
+        return alone if image is None else image.without_bias()
 
     def in_any_order(self) -> Inputs:
-        return self.kept().in_any_order()
+        image = self._image()
+        return self if image is None else image.in_any_order()
+
+    def _image(self) -> Images | None:
+        """The image itself, which is smaller than its patches, where there is one of each datum."""
+        window, arrangement = self.window, self.arrangement
+        if window is None or arrangement.weight is None or len(self.calls) > 1 or len(self.calls[0]) != self.n:
+            return None
+        x = _padded(self.calls[0], window).permute(0, 2, 3, 1).contiguous()
+        return Images(x, window.kernel, window.stride, window.dilation, ones=arrangement.bias is not None)
 
     def add_gram_(self, total: GramSum) -> None:
         if self.window is not None and self.window.stride[0] == 1 and self.arrangement.weight is not None:
