@@ -20,6 +20,7 @@ from lapwing.linalg import aligned_product
 from lapwing.operators import Arrangement, GroupedDiagonal
 
 _FEW_OUTPUTS = 1024
+_SQUARED_OUTPUTS = 128
 _PIECE_FLOATS = 1 << 20  # of the products that covariances go through
 
 
@@ -86,7 +87,10 @@ class OutputBlock(Block):
     def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]:
         # Σ_oi u_co² w_oi a_ti²: two products of matrices
         q = self.a.square() @ self._matrix(weights).T
-        return (q if self.U is None else q @ self.U.square().T).flatten(1).double()
+        if self.U is None:
+            return q.flatten(1).double()
+        # Of some outputs at a time: the squares stay in the processor's cache.
+        return torch.cat([q @ some.square().T for some in self.U.split(_SQUARED_OUTPUTS)], dim=-1).flatten(1).double()
 
     def cross(self, other: Block, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
         # With few outputs the gradients written out are small, and their Gram matrices quicker.

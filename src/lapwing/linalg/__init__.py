@@ -5,6 +5,7 @@ from lapwing.linalg.eigen import Eigenpairs, leading_eigenpairs
 from lapwing.linalg.estimated import Estimated
 from lapwing.linalg.finite import all_finite
 from lapwing.linalg.gram import GramSum, Products, add_converted_, aligned_product
+from lapwing.linalg.joined import joined
 from lapwing.linalg.lanczos import Applied, Krylov, apply_function, inverse_root, lanczos_quadrature
 from lapwing.linalg.log_grid import products_on_grid
 from lapwing.linalg.pivoted_cholesky import PartialCholesky, pivoted_cholesky, semidefinite_eigenvalues
@@ -35,6 +36,7 @@ __all__ = [
     "hutch_plus_plus",
     "hutchinson",
     "inverse_root",
+    "joined",
     "lanczos_quadrature",
     "leading_eigenpairs",
     "mirror_",

@@ -14,7 +14,7 @@ import torch
 
 from lapwing._types import Float, Scalar, Tensor
 from lapwing.errors import NumericalError, StructureError
-from lapwing.linalg import products_on_grid
+from lapwing.linalg import joined, products_on_grid
 from lapwing.operators.arrangement import Arrangement
 from lapwing.operators.base import Curvature, Precision, Rows
 from lapwing.operators.conditioning import require_semidefinite
@@ -192,10 +192,10 @@ class RotatedPrecision(Precision):
         return self.arrangement.flat(self.basis.back(W), self.p)
 
     def inv_quad(self, J: Rows) -> Float[Tensor, "n c c"]:
-        return torch.cat([rows.quad(self._inverse_for(rows)) for rows in self._rotated(J)])
+        return joined(rows.quad(self._inverse_for(rows)) for rows in self._rotated(J))
 
     def inv_quad_diagonal(self, J: Rows) -> Float[Tensor, "n c"]:
-        return torch.cat([rows.quad_diagonal(self._inverse_for(rows)) for rows in self._rotated(J)])
+        return joined(rows.quad_diagonal(self._inverse_for(rows)) for rows in self._rotated(J))
 
     def inv_gram(self, J: Rows) -> Float[Tensor, "nc nc"]:
         rotated = J.rotated(self.basis)

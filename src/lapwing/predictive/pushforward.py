@@ -16,6 +16,7 @@ from lapwing._types import Float, Tensor
 from lapwing.data import ModelInput
 from lapwing.jacobian import Jacobian
 from lapwing.likelihoods import Sites
+from lapwing.linalg import joined
 from lapwing.linearise import Linearised
 from lapwing.operators import Precision, SeparatePrecision
 
@@ -81,7 +82,7 @@ def mean_outputs(weights: WeightGaussian, x: ModelInput) -> Float[Tensor, "n k"]
     """f + J (μ − θ*); the network's own outputs when the mean was not moved."""
     if weights.shift is None:
         return weights.linearised.outputs(x)
-    return torch.cat(list(weights.each(x, lambda f, _: f)))
+    return joined(weights.each(x, lambda f, _: f))
 
 
 def pushforward(weights: WeightGaussian, x: ModelInput) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k k"]]:
@@ -101,13 +102,13 @@ def pushforward(weights: WeightGaussian, x: ModelInput) -> tuple[Float[Tensor, "
 
 def pushforward_marginal(weights: WeightGaussian, x: ModelInput) -> Float[Tensor, "n k"]:
     """Variances only; no covariance is formed."""
-    return torch.cat(list(weights.each(x, lambda _, J: weights.precision.inv_quad_diagonal(J))))
+    return joined(weights.each(x, lambda _, J: weights.precision.inv_quad_diagonal(J)))
 
 
 def pushforward_sites(weights: WeightGaussian, x: ModelInput, sites: Sites) -> SiteGaussian:
     """Mean and covariance within each likelihood term; nothing between the terms of a datum."""
     pieces = list(weights.each(x, lambda f, J: site_gaussian(weights.precision, f, J, sites)))
-    return SiteGaussian(torch.cat([p.mean for p in pieces]), torch.cat([p.cov for p in pieces]))
+    return SiteGaussian(joined(p.mean for p in pieces), joined(p.cov for p in pieces))
 
 
 def site_gaussian(precision: Precision, f: Float[Tensor, "n k"], J: Jacobian, sites: Sites) -> SiteGaussian:
