@@ -336,6 +336,7 @@ def block(n: int, r: int, o: int, i: int, *, turned: bool) -> OutputBlock:
 
     g = torch.Generator().manual_seed(n * r + o)
     a = torch.randn(n, r, i, dtype=torch.float64, generator=g)
+    a[..., -1] = 1  # the bias
     U = torch.randn(o, o, dtype=torch.float64, generator=g) if turned else None
     weight, bias = slice(0, o * (i - 1)), slice(o * (i - 1), o * i)
     return OutputBlock(Arrangement(1, o, weight, bias, (1, o, i - 1), (0, 1, 2)), lambda: a, U)
