@@ -7,14 +7,17 @@ tests want the same port. A reference is computed by rank 0 alone, on all the da
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from time import monotonic
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -26,6 +29,8 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import lapwing as lw
 from lapwing import ranks
 from lapwing.ranks import vigil
+from lapwing.storage import InStep
+from lapwing.tuning import joint
 
 STRUCTURES = ("full", "block", "kron", "ekfac", "diag", "lowrank", "gp")
 
@@ -215,6 +220,51 @@ def other_ways_to_fit() -> None:
     assert len({float(v.sum()) for v in ranks.gathered(sampled.marginal_variance())}) == 1
 
 
+class Interrupted(BaseException):
+    """As Ctrl-C is."""
+
+
+def _stopped_at(number: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    """On the last rank, the function until it is called for so many times; then its process would end."""
+    calls = count(1)
+
+    def stopping(*args: Any) -> Any:
+        if next(calls) == number and dist.get_rank() == dist.get_world_size() - 1:
+            raise Interrupted
+        return function(*args)
+
+    return stopping
+
+
+def interrupted_tuning_goes_on(turn: int) -> None:
+    """Stopped before a turn is written by all ranks, and before all have given up the last: to the same bits."""
+    model, X, Y, likelihood = problem("classes")
+    data = shard(X, Y)
+    posterior = lw.fit(model, data, likelihood, structure="kron", params="last_layer")
+    whole = lw.tune(posterior, data, groups="layer")
+    folder = Path(ranks.broadcast(tempfile.mkdtemp() if dist.get_rank() == 0 else "", 0))
+    others = data[:: -1 if dist.get_rank() == dist.get_world_size() - 1 else 1]
+    for owner, name in ((InStep, "write"), (InStep, "_give_up_the_last"), (joint, "find_mode")):
+        keep = partial(lw.tune, posterior, data, groups="layer", checkpoint=folder, every=0)
+        with mock.patch.object(owner, name, _stopped_at(turn, getattr(owner, name))):
+            _assert_raises((Interrupted, lw.RankError), "", keep)
+        assert list(folder.glob(f"rank{dist.get_rank()}/*tuning.lapwing"))
+        refused = partial(lw.tune, posterior, others, groups="layer", checkpoint=folder)
+        _assert_raises((lw.StorageError, lw.RankError), "or their order", refused)
+        values, again = (dict(_values(found, X[:3])) for found in (whole, keep()))
+        assert all(torch.equal(value, again[key]) for key, value in values.items()), f"stopped in {name}"
+        assert not list(folder.glob(f"rank{dist.get_rank()}/*"))
+    ranks.gathered("done")
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder)
+    check_equal(whole, partial(_last_layer_tuned, model, X, Y, likelihood), X[:3], "checkpoint")
+
+
+def _last_layer_tuned(model: nn.Module, X: Tensor, Y: Tensor, likelihood: str) -> lw.Posterior:
+    fitted = lw.fit(model, (X, Y), likelihood, structure="kron", params="last_layer")
+    return lw.tune(fitted, (X, Y), groups="layer")
+
+
 def rows_and_matrices_meet() -> None:
     """One rank's data are fewer than the weights and are kept as rows; the other's are a matrix."""
     model, X, Y, likelihood = problem("targets", 60)
@@ -306,13 +356,15 @@ def one_rank_asks_alone() -> None:
         posterior.diagnose()
 
 
-def _assert_raises(kind: type[Exception], words: str, call: Callable[[], Any]) -> None:
+def _assert_raises(
+    kind: type[BaseException] | tuple[type[BaseException], ...], words: str, call: Callable[[], Any]
+) -> None:
     try:
         call()
     except kind as error:
         assert words in str(error), f"{words!r} is not in {error}"
     else:
-        raise AssertionError(f"{kind.__name__} was not raised")
+        raise AssertionError(f"{kind} was not raised")
 
 
 QUICK: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
@@ -327,6 +379,7 @@ QUICK: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
     (other_ways_to_fit, ()),
     (rows_and_matrices_meet, ()),
     (a_rank_may_have_no_data, (["full", "kron"],)),
+    (interrupted_tuning_goes_on, (3,)),
     (padding_is_counted_once, ()),
     (wrapped_models_take_the_buffers_of_rank_0, ()),
     (an_error_on_one_rank_is_everyones, ()),
