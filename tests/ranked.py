@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count, product
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 from unittest import mock
 
@@ -406,6 +407,27 @@ def dies_while_fitting(dead: int, batch: int, silence: float) -> None:
                 yield pair
 
     lw.fit(model, Fatal(), likelihood, structure="kron")
+
+
+def suspended_while_fitting(silence: float, pause: float) -> None:
+    """All ranks are stopped for longer than a silent one is waited for, as by a scheduler, and go on."""
+    vigil._SILENCE = silence
+    model, X, Y, likelihood = problem("classes")
+    pids = ranks.gathered(os.getpid())
+
+    class Slow:
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            for pair in shard(X, Y):
+                sleep(1.0)
+                yield pair
+
+    if dist.get_rank() == 0:
+        stop = "; ".join(f"kill -STOP {pid}; sleep 1" for pid in reversed(pids))
+        go = "; ".join(f"kill -CONT {pid}; sleep 1" for pid in pids)
+        subprocess.Popen(f"sleep 1; {stop}; sleep {pause}; {go}", shell=True)
+    started = monotonic()
+    assert lw.fit(model, Slow(), likelihood, structure="diag").n_data == len(X)
+    assert monotonic() - started > pause
 
 
 def dies_before_fitting(dead: int) -> None:

@@ -63,6 +63,11 @@ def test_a_dead_rank_is_named(tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_a_job_that_was_suspended_goes_on(tmp_path: Path):
+    assert_well(ranked.run(ranked.suspended_while_fitting, 2, tmp_path, 7.0, 9.0))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("attempt", range(20))
 def test_a_dead_rank_is_named_every_time(tmp_path: Path, attempt: int):
     world, dead = 2 + 2 * (attempt % 2), attempt % 2
