@@ -143,7 +143,8 @@ def check_equal(
 
 def _values(posterior: lw.Posterior, x: Tensor) -> Iterator[tuple[str, Tensor]]:
     yield "n", torch.tensor(float(posterior.n_data))
-    yield "evidence", posterior.log_evidence().detach()
+    bound = None if posterior.refinement is None else posterior.refinement.elbo
+    yield "evidence", posterior.log_evidence().detach() if bound is None else torch.tensor(bound, dtype=torch.float64)
     yield "log precisions", posterior.prior.precisions.detach().log()
     if isinstance(posterior.likelihood, lw.Gaussian):
         yield "log noise", posterior.likelihood.resolved().detach().log()
@@ -221,6 +222,24 @@ def other_ways_to_fit() -> None:
     assert len({float(v.sum()) for v in ranks.gathered(sampled.marginal_variance())}) == 1
 
 
+def refinement_equals_one_process(names: list[str], structures: list[str], options: dict[str, Any]) -> None:
+    for name, structure in product(names, structures):
+        given = problem(name)
+        found = _refined(*given, structure, shard(*given[1:3]), options)
+        reference = partial(_refined, *given, structure, given[1:3], options)
+        check_equal(found, reference, given[1][:3], f"{name}, {structure}, refined {options}")
+        assert len({str(report) for report in ranks.gathered(found.refinement)}) == 1
+        fewer = shard(given[1][1:], given[2][1:])
+        posterior = _fitted(*given, structure, shard(*given[1:3]))
+        _assert_raises(lw.InputError, "refine got 22 data", partial(lw.refine, posterior, fewer, **options))
+
+
+def _refined(
+    model: nn.Module, X: Tensor, Y: Tensor, likelihood: str, structure: str, data: Any, options: dict[str, Any]
+) -> lw.Posterior:
+    return lw.refine(lw.fit(model, data, likelihood, structure=structure), data, **options)
+
+
 class Interrupted(BaseException):
     """As Ctrl-C is."""
 
@@ -278,12 +297,11 @@ def a_rank_may_have_no_data(structures: list[str]) -> None:
     for structure in structures:
         data = shard(X, Y, [0, *[0] * (dist.get_world_size() - 1), len(X)])
         found = lw.fit(model, data, likelihood, structure=structure)
-        if structure == "kron":
-            found = lw.tune(found, data)
+        found = lw.tune(found, data) if structure == "kron" else lw.refine(found, data)
 
         def reference(s: str = structure) -> lw.Posterior:
             alone = lw.fit(model, (X, Y), likelihood, structure=s)
-            return lw.tune(alone, (X, Y)) if s == "kron" else alone
+            return lw.tune(alone, (X, Y)) if s == "kron" else lw.refine(alone, (X, Y))
 
         check_equal(found, reference, X[:3], f"no data, {structure}")
 
@@ -342,7 +360,8 @@ def an_error_on_one_rank_is_everyones() -> None:
     _assert_raises(expected, words, lambda: lw.fit(model, shard(bad, Y), likelihood, structure="diag"))
     posterior = lw.fit(model, shard(X, Y), likelihood, structure="diag")  # and the group is as good as before
     assert posterior.n_data == len(X)
-    _assert_raises(lw.StructureError, "one process", lambda: lw.refine(posterior))
+    dense = lw.EM(solver=lw.Dense())
+    _assert_raises(lw.StructureError, "one process", lambda: lw.tune(posterior, shard(X, Y), by=dense))
     nobody = [0] * (dist.get_world_size() + 1)
     _assert_raises(lw.InputError, "on any rank", lambda: lw.fit(model, shard(X, Y, nobody), likelihood))
 
@@ -377,6 +396,9 @@ QUICK: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
     (tuning_equals_one_process, (["images"], ["block", "kron"], None)),  # normalised groups, some of them switched off
     (tuning_equals_one_process, (["images"], ["full"], "layer")),  # rows; a group of 0.04 effective dimensions
     (held_out_data_are_spread_as_well, ()),
+    (refinement_equals_one_process, (["images"], ["kron"], {})),
+    (refinement_equals_one_process, (["targets"], ["full"], {"memory": 800})),  # the network visited in every step
+    (refinement_equals_one_process, (["classes"], ["diag"], {"by": "vi"})),
     (other_ways_to_fit, ()),
     (rows_and_matrices_meet, ()),
     (a_rank_may_have_no_data, (["full", "kron"],)),

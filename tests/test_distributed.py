@@ -24,7 +24,9 @@ def test_two_ranks_give_what_one_process_gives(tmp_path: Path):
 def test_every_structure_of_every_model(tmp_path: Path, name: str, world: int):
     args = ([name], [*ranked.STRUCTURES])
     tunings = [(ranked.tuning_equals_one_process, (*args, groups)) for groups in ("one", "layer", None)]
-    checks = [(ranked.fits_equal_one_process, args), *tunings]
+    ways = [(*args, {}), *(([name], ["full"], {"by": by}) for by in ("vi", "vi_diag"))]
+    refinements = [(ranked.refinement_equals_one_process, way) for way in ways]
+    checks = [(ranked.fits_equal_one_process, args), *tunings, *refinements]
     assert_well(ranked.run(ranked.several, world, tmp_path, checks, timeout=900))
 
 
