@@ -178,7 +178,7 @@ def tuning_equals_one_process(names: list[str], structures: list[str], groups: s
         check_equal(found, reference, given[1][:3], f"{name}, {structure}, groups {groups}")
 
 
-def _fitted(model: nn.Module, X: Tensor, Y: Tensor, likelihood: str, structure: str, data: Any) -> lw.Posterior:
+def _fitted(model: nn.Module, X: Tensor, Y: Tensor, likelihood: str, structure: str | lw.GP, data: Any) -> lw.Posterior:
     return lw.fit(model, data, likelihood, structure=structure)
 
 
@@ -238,6 +238,29 @@ def _refined(
     model: nn.Module, X: Tensor, Y: Tensor, likelihood: str, structure: str, data: Any, options: dict[str, Any]
 ) -> lw.Posterior:
     return lw.refine(lw.fit(model, data, likelihood, structure=structure), data, **options)
+
+
+GPS = (
+    lw.GP(9),
+    lw.GP(9, points="informative", mean="newton"),
+    lw.GP(9, sod_scale="prior"),
+    lw.GP(9, sod_scale="none", coupling="independent"),
+    lw.GP(9, coupling="diag"),
+    lw.GP(9, method="nystrom", rank=5),
+    lw.GP(coupling="independent"),
+    lw.GP(coupling="diag"),
+    lw.GP(40),
+)
+SPARSE = (lw.GP(9, method="nystrom"), lw.GP(9, method="inducing"))
+
+
+def gps_equal_one_process(names: list[str], gps: list[lw.GP], cuts: list[int] | None, rtol: float = 1e-12) -> None:
+    for name, gp in product(names, gps):
+        if name == "targets" and gp.points == "informative":
+            continue  # all data are
+        given = problem(name)
+        found = _fitted(*given, gp, shard(*given[1:3], cuts))
+        check_equal(found, partial(_fitted, *given, gp, given[1:3]), given[1][:3], f"{name}, {gp}", rtol)
 
 
 class Interrupted(BaseException):
@@ -399,6 +422,8 @@ QUICK: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
     (refinement_equals_one_process, (["images"], ["kron"], {})),
     (refinement_equals_one_process, (["targets"], ["full"], {"memory": 800})),  # the network visited in every step
     (refinement_equals_one_process, (["classes"], ["diag"], {"by": "vi"})),
+    (gps_equal_one_process, (["classes"], [*GPS, *SPARSE], None)),
+    (gps_equal_one_process, (["images"], [GPS[0], *SPARSE], None)),
     (other_ways_to_fit, ()),
     (rows_and_matrices_meet, ()),
     (a_rank_may_have_no_data, (["full", "kron"],)),

@@ -31,6 +31,19 @@ def test_every_structure_of_every_model(tmp_path: Path, name: str, world: int):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 4])
+def test_every_gp_of_every_model(tmp_path: Path, world: int):
+    some = [0, 9, *[23] * (world - 1)]  # with four ranks, two have no data
+    # Functions down to 1e-12 of the largest eigenvalue are kept; the last of them have few digits left.
+    checks = [
+        (ranked.gps_equal_one_process, ([*ranked.MODELS], [*ranked.GPS], None)),
+        (ranked.gps_equal_one_process, ([*ranked.MODELS], [*ranked.SPARSE], None, 1e-10)),
+        (ranked.gps_equal_one_process, (["classes"], [*ranked.GPS, *ranked.SPARSE], some)),
+    ]
+    assert_well(ranked.run(ranked.several, world, tmp_path, checks, timeout=900))
+
+
+@pytest.mark.slow
 def test_four_ranks_give_what_one_process_gives(tmp_path: Path):
     assert_well(ranked.run(ranked.several, 4, tmp_path, ranked.QUICK, timeout=900))
 

@@ -191,6 +191,9 @@ class FactorBlock(Block):
         fewer = c * q * o * self.arrangement.i < r * q * (c * o + self.arrangement.i)
         return self._entered() if fewer and self.arrangement.joined is not None else self
 
+    def formed(self) -> FactorBlock:
+        return replace(self, inputs=Given(self.a))
+
     def _entered(self) -> DenseBlock:
         assert self.arrangement.joined is not None
         return DenseBlock(self.arrangement.joined, torch.cat(self.arrangement.flat_parts(self.matrices()), -1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -48,14 +48,10 @@ class _KeptOutput:
         return OutputBlock(self.arrangement, lambda: self.a, self.U)
 
 
-def _formed(block: FactorBlock) -> FactorBlock:
-    return replace(block, inputs=Given(block.a))
-
-
 _ROWS = {
     "Jacobian": Entry(Jacobian, _KeptRows.of, form=_KeptRows, restored=_KeptRows.restored),
     "OutputBlock": Entry(OutputBlock, _KeptOutput.of, form=_KeptOutput, restored=_KeptOutput.restored),
-    "FactorBlock": Entry(FactorBlock, _formed),
+    "FactorBlock": Entry(FactorBlock, FactorBlock.formed),
     "Given": Entry(Given),
     "DenseBlock": Entry(DenseBlock),
     "EmbeddingBlock": Entry(EmbeddingBlock),
