@@ -422,8 +422,7 @@ QUICK: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
     (refinement_equals_one_process, (["images"], ["kron"], {})),
     (refinement_equals_one_process, (["targets"], ["full"], {"memory": 800})),  # the network visited in every step
     (refinement_equals_one_process, (["classes"], ["diag"], {"by": "vi"})),
-    (gps_equal_one_process, (["classes"], [*GPS, *SPARSE], None)),
-    (gps_equal_one_process, (["images"], [GPS[0], *SPARSE], None)),
+    (gps_equal_one_process, (["classes"], [*GPS[:2], *SPARSE], None)),
     (other_ways_to_fit, ()),
     (rows_and_matrices_meet, ()),
     (a_rank_may_have_no_data, (["full", "kron"],)),
