@@ -146,8 +146,7 @@ def solve_mode(problem: Problem, start: Expansion, preconditioner: Precision, ef
     at, n_products, step = start, 0, 0
     while True:
         from_data, pull = problem.gradient(at.theta, at.statistics)
-        g = from_data - pull
-        relative = float(g.norm() / (from_data.norm() + pull.norm() + 1e-300))
+        g, relative = from_data - pull, _relative(from_data, pull)
         if relative <= effort.rtol or step == effort.most_steps:
             break
         # Inexact Newton: a system is solved to a tenth at first, and to more digits as the gradient falls.
@@ -176,8 +175,14 @@ def polished(problem: Problem, at: Expansion, preconditioner: Precision) -> Expa
         return at
     d, along, n = _conjugate_gradients(problem, at, g, preconditioner, _LAST_RTOL, _MOST_NEAR)
     theta, outputs = at.theta + d, tuple(line.h + line.q for line in along)
-    search = replace(at.search, n_steps=at.search.n_steps + 1, n_products=at.search.n_products + n)
-    return replace(at, theta=theta, outputs=outputs, statistics=problem.statistics(theta, outputs), search=search)
+    statistics = problem.statistics(theta, outputs)
+    relative = _relative(*problem.gradient(theta, statistics))
+    search = Search(relative, at.search.n_steps + 1, at.search.n_products + n, converged=True)
+    return replace(at, theta=theta, outputs=outputs, statistics=statistics, search=search)
+
+
+def _relative(from_data: Float[Tensor, " p"], pull: Float[Tensor, " p"]) -> float:
+    return float((from_data - pull).norm() / (from_data.norm() + pull.norm() + 1e-300))
 
 
 def solve_near(
