@@ -7,14 +7,18 @@ tests want the same port. A reference is computed by rank 0 alone, on all the da
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import product
+from itertools import count, product
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -26,6 +30,8 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import lapwing as lw
 from lapwing import ranks
 from lapwing.ranks import vigil
+from lapwing.storage import InStep
+from lapwing.tuning import joint
 
 STRUCTURES = ("full", "block", "kron", "ekfac", "diag", "lowrank", "gp")
 
@@ -116,8 +122,13 @@ def shard(X: Tensor, Y: Tensor, cuts: list[int] | None = None) -> list[tuple[Ten
     return [(X[some], Y[some]) for some in rows.split(4) if len(some)]
 
 
-def check_equal(found: lw.Posterior, reference: Callable[[], lw.Posterior], x: Tensor, what: str, rtol: float) -> None:
-    """The same as one process found, on rank 0; and the same bits on all ranks."""
+def check_equal(
+    found: lw.Posterior, reference: Callable[[], lw.Posterior], x: Tensor, what: str, rtol: float = 1e-12
+) -> None:
+    """The same as one process found, on rank 0; and the same bits on all ranks.
+
+    Errors are relative to the largest entry; those of logs are the relative errors of what they are the logs of.
+    """
     values = dict(_values(found, x))
     for other in ranks.gathered(values):
         assert all(torch.equal(values[name], other[name]) for name in values), f"{what}: ranks differ"
@@ -125,14 +136,20 @@ def check_equal(found: lw.Posterior, reference: Callable[[], lw.Posterior], x: T
         with ranks.alone():
             expected = dict(_values(reference(), x))
         for name, value in values.items():
-            error = float((value - expected[name]).abs().max() / expected[name].abs().max().clamp(min=1e-300))
+            largest = 1.0 if name.startswith("log ") else expected[name].abs().max().clamp(min=1e-300)
+            error = float((value - expected[name]).abs().max() / largest)
             assert error < rtol, f"{what}: {name} is off by {error:.2g}"
 
 
 def _values(posterior: lw.Posterior, x: Tensor) -> Iterator[tuple[str, Tensor]]:
     yield "n", torch.tensor(float(posterior.n_data))
-    yield "evidence", posterior.log_evidence().detach()
+    bound = None if posterior.refinement is None else posterior.refinement.elbo
+    yield "evidence", posterior.log_evidence().detach() if bound is None else torch.tensor(bound, dtype=torch.float64)
     yield "log precisions", posterior.prior.precisions.detach().log()
+    if isinstance(posterior.likelihood, lw.Gaussian):
+        yield "log noise", posterior.likelihood.resolved().detach().log()
+    if posterior.expansion is not None:
+        yield "linear mode", posterior.linear_mode()
     yield "gradient", posterior.data_gradient()
     yield "var", posterior.outputs(x).var
     yield (
@@ -150,18 +167,18 @@ def fits_equal_one_process(names: list[str], structures: list[str]) -> None:
     for name, structure in product(names, structures):
         given = problem(name)
         found = _fitted(*given, structure, shard(*given[1:3]))
-        check_equal(found, partial(_fitted, *given, structure, given[1:3]), given[1][:3], f"{name}, {structure}", 1e-12)
+        check_equal(found, partial(_fitted, *given, structure, given[1:3]), given[1][:3], f"{name}, {structure}")
 
 
-def tuning_equals_one_process(names: list[str], structures: list[str], groups: str | None, rtol: float = 1e-12) -> None:
+def tuning_equals_one_process(names: list[str], structures: list[str], groups: str | None) -> None:
     for name, structure in product(names, structures):
         given = problem(name)
         found = _tuned(*given, structure, shard(*given[1:3]), groups)
         reference = partial(_tuned, *given, structure, given[1:3], groups)
-        check_equal(found, reference, given[1][:3], f"{name}, {structure}, groups {groups}", rtol)
+        check_equal(found, reference, given[1][:3], f"{name}, {structure}, groups {groups}")
 
 
-def _fitted(model: nn.Module, X: Tensor, Y: Tensor, likelihood: str, structure: str, data: Any) -> lw.Posterior:
+def _fitted(model: nn.Module, X: Tensor, Y: Tensor, likelihood: str, structure: str | lw.GP, data: Any) -> lw.Posterior:
     return lw.fit(model, data, likelihood, structure=structure)
 
 
@@ -180,7 +197,7 @@ def held_out_data_are_spread_as_well() -> None:
         whole = lw.fit(model, (X[:20], Y[:20]), likelihood, structure="kron")
         return lw.tune(whole, by="validation", validation=(X[20:], Y[20:]))
 
-    check_equal(found, reference, X[:3], "validation", 1e-12)
+    check_equal(found, reference, X[:3], "validation")
 
 
 def other_ways_to_fit() -> None:
@@ -188,30 +205,114 @@ def other_ways_to_fit() -> None:
     more = lw.fit(model, shard(X[:12], Y[:12]), likelihood, structure="kron").updated(shard(X[12:], Y[12:]))
     whole = lw.fit(model, shard(X, Y), likelihood, params="last_layer", structure="full")
     few = lw.fit(model, shard(X, Y), likelihood, params=lw.Subnetwork("variance", k=7), structure="full")
-    check_equal(more, lambda: lw.fit(model, (X, Y), likelihood, structure="kron"), X[:3], "updated", 1e-12)
+    check_equal(more, lambda: lw.fit(model, (X, Y), likelihood, structure="kron"), X[:3], "updated")
     check_equal(
         whole,
         lambda: lw.fit(model, (X, Y), likelihood, params="last_layer", structure="full"),
         X[:3],
         "last layer",
-        1e-12,
     )
     check_equal(
         few,
         lambda: lw.fit(model, (X, Y), likelihood, params=lw.Subnetwork("variance", k=7), structure="full"),
         X[:3],
         "subnetwork",
-        1e-12,
     )
     sampled = lw.fit(model, shard(X, Y), likelihood, fisher="mc", structure="diag")
     assert len({float(v.sum()) for v in ranks.gathered(sampled.marginal_variance())}) == 1
+
+
+def refinement_equals_one_process(names: list[str], structures: list[str], options: dict[str, Any]) -> None:
+    for name, structure in product(names, structures):
+        given = problem(name)
+        found = _refined(*given, structure, shard(*given[1:3]), options)
+        reference = partial(_refined, *given, structure, given[1:3], options)
+        check_equal(found, reference, given[1][:3], f"{name}, {structure}, refined {options}")
+        assert len({str(report) for report in ranks.gathered(found.refinement)}) == 1
+        fewer = shard(given[1][1:], given[2][1:])
+        posterior = _fitted(*given, structure, shard(*given[1:3]))
+        _assert_raises(lw.InputError, "refine got 22 data", partial(lw.refine, posterior, fewer, **options))
+
+
+def _refined(
+    model: nn.Module, X: Tensor, Y: Tensor, likelihood: str, structure: str, data: Any, options: dict[str, Any]
+) -> lw.Posterior:
+    return lw.refine(lw.fit(model, data, likelihood, structure=structure), data, **options)
+
+
+GPS = (
+    lw.GP(9),
+    lw.GP(9, points="informative", mean="newton"),
+    lw.GP(9, sod_scale="prior"),
+    lw.GP(9, sod_scale="none", coupling="independent"),
+    lw.GP(9, coupling="diag"),
+    lw.GP(9, method="nystrom", rank=5),
+    lw.GP(coupling="independent"),
+    lw.GP(coupling="diag"),
+    lw.GP(40),
+)
+SPARSE = (lw.GP(9, method="nystrom"), lw.GP(9, method="inducing"))
+
+
+def gps_equal_one_process(names: list[str], gps: list[lw.GP], cuts: list[int] | None, rtol: float = 1e-12) -> None:
+    for name, gp in product(names, gps):
+        if name == "targets" and gp.points == "informative":
+            continue  # all data are
+        given = problem(name)
+        found = _fitted(*given, gp, shard(*given[1:3], cuts))
+        check_equal(found, partial(_fitted, *given, gp, given[1:3]), given[1][:3], f"{name}, {gp}", rtol)
+
+
+class Interrupted(BaseException):
+    """As Ctrl-C is."""
+
+
+def _stopped_at(number: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    """On the last rank, the function until it is called for so many times; then its process would end."""
+    calls = count(1)
+
+    def stopping(*args: Any) -> Any:
+        if next(calls) == number and dist.get_rank() == dist.get_world_size() - 1:
+            raise Interrupted
+        return function(*args)
+
+    return stopping
+
+
+def interrupted_tuning_goes_on(turn: int) -> None:
+    """Stopped before a turn is written by all ranks, and before all have given up the last: to the same bits."""
+    model, X, Y, likelihood = problem("classes")
+    data = shard(X, Y)
+    posterior = lw.fit(model, data, likelihood, structure="kron", params="last_layer")
+    whole = lw.tune(posterior, data, groups="layer")
+    folder = Path(ranks.broadcast(tempfile.mkdtemp() if dist.get_rank() == 0 else "", 0))
+    others = data[:: -1 if dist.get_rank() == dist.get_world_size() - 1 else 1]
+    for owner, name in ((InStep, "write"), (InStep, "_give_up_the_last"), (joint, "find_mode")):
+        keep = partial(lw.tune, posterior, data, groups="layer", checkpoint=folder, every=0)
+        with mock.patch.object(owner, name, _stopped_at(turn, getattr(owner, name))):
+            _assert_raises((Interrupted, lw.RankError), "", keep)
+        assert list(folder.glob(f"rank{dist.get_rank()}/*tuning.lapwing"))
+        refused = partial(lw.tune, posterior, others, groups="layer", checkpoint=folder)
+        _assert_raises((lw.StorageError, lw.RankError), "or their order", refused)
+        values, again = (dict(_values(found, X[:3])) for found in (whole, keep()))
+        assert all(torch.equal(value, again[key]) for key, value in values.items()), f"stopped in {name}"
+        assert not list(folder.glob(f"rank{dist.get_rank()}/*"))
+    ranks.gathered("done")
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder)
+    check_equal(whole, partial(_last_layer_tuned, model, X, Y, likelihood), X[:3], "checkpoint")
+
+
+def _last_layer_tuned(model: nn.Module, X: Tensor, Y: Tensor, likelihood: str) -> lw.Posterior:
+    fitted = lw.fit(model, (X, Y), likelihood, structure="kron", params="last_layer")
+    return lw.tune(fitted, (X, Y), groups="layer")
 
 
 def rows_and_matrices_meet() -> None:
     """One rank's data are fewer than the weights and are kept as rows; the other's are a matrix."""
     model, X, Y, likelihood = problem("targets", 60)
     found = lw.fit(model, shard(X, Y, [0, 4, *[60] * (dist.get_world_size() - 1)]), likelihood, structure="full")
-    check_equal(found, lambda: lw.fit(model, (X, Y), likelihood, structure="full"), X[:3], "full", 1e-12)
+    check_equal(found, lambda: lw.fit(model, (X, Y), likelihood, structure="full"), X[:3], "full")
 
 
 def a_rank_may_have_no_data(structures: list[str]) -> None:
@@ -219,14 +320,13 @@ def a_rank_may_have_no_data(structures: list[str]) -> None:
     for structure in structures:
         data = shard(X, Y, [0, *[0] * (dist.get_world_size() - 1), len(X)])
         found = lw.fit(model, data, likelihood, structure=structure)
-        if structure == "kron":
-            found = lw.tune(found, data)
+        found = lw.tune(found, data) if structure == "kron" else lw.refine(found, data)
 
         def reference(s: str = structure) -> lw.Posterior:
             alone = lw.fit(model, (X, Y), likelihood, structure=s)
-            return lw.tune(alone, (X, Y)) if s == "kron" else alone
+            return lw.tune(alone, (X, Y)) if s == "kron" else lw.refine(alone, (X, Y))
 
-        check_equal(found, reference, X[:3], f"no data, {structure}", 1e-12)
+        check_equal(found, reference, X[:3], f"no data, {structure}")
 
 
 def two_of_three_ranks_have_data() -> None:
@@ -235,7 +335,7 @@ def two_of_three_ranks_have_data() -> None:
         given = problem("classes")
         n, world = len(given[1]), dist.get_world_size()
         found = _fitted(*given, structure, shard(*given[1:3], [0, 9, *[n] * (world - 1)]))
-        check_equal(found, partial(_fitted, *given, structure, given[1:3]), given[1][:3], structure, 1e-12)
+        check_equal(found, partial(_fitted, *given, structure, given[1:3]), given[1][:3], structure)
 
 
 def padding_is_counted_once() -> None:
@@ -248,7 +348,7 @@ def padding_is_counted_once() -> None:
     def reference() -> lw.Posterior:
         return lw.tune(lw.fit(model, (X, Y), likelihood, structure="kron"))
 
-    check_equal(found, reference, X[:3], "sampler", 1e-12)
+    check_equal(found, reference, X[:3], "sampler")
 
 
 def wrapped_models_take_the_buffers_of_rank_0() -> None:
@@ -258,7 +358,7 @@ def wrapped_models_take_the_buffers_of_rank_0() -> None:
         model[1].running_mean += dist.get_rank()  # as after an epoch of training
     before = {name: value.clone() for name, value in wrapped.state_dict().items()}
     found = lw.fit(wrapped, shard(X, Y), likelihood, structure="diag")
-    check_equal(found, lambda: lw.fit(model, (X, Y), likelihood, structure="diag"), X[:3], "buffers", 1e-12)
+    check_equal(found, lambda: lw.fit(model, (X, Y), likelihood, structure="diag"), X[:3], "buffers")
     assert all(torch.equal(value, before[name]) for name, value in wrapped.state_dict().items())
     with torch.no_grad():
         model[4].weight += dist.get_rank()
@@ -283,7 +383,8 @@ def an_error_on_one_rank_is_everyones() -> None:
     _assert_raises(expected, words, lambda: lw.fit(model, shard(bad, Y), likelihood, structure="diag"))
     posterior = lw.fit(model, shard(X, Y), likelihood, structure="diag")  # and the group is as good as before
     assert posterior.n_data == len(X)
-    _assert_raises(lw.StructureError, "one process", lambda: lw.refine(posterior))
+    dense = lw.EM(solver=lw.Dense())
+    _assert_raises(lw.StructureError, "one process", lambda: lw.tune(posterior, shard(X, Y), by=dense))
     nobody = [0] * (dist.get_world_size() + 1)
     _assert_raises(lw.InputError, "on any rank", lambda: lw.fit(model, shard(X, Y, nobody), likelihood))
 
@@ -298,13 +399,15 @@ def one_rank_asks_alone() -> None:
         posterior.diagnose()
 
 
-def _assert_raises(kind: type[Exception], words: str, call: Callable[[], Any]) -> None:
+def _assert_raises(
+    kind: type[BaseException] | tuple[type[BaseException], ...], words: str, call: Callable[[], Any]
+) -> None:
     try:
         call()
     except kind as error:
         assert words in str(error), f"{words!r} is not in {error}"
     else:
-        raise AssertionError(f"{kind.__name__} was not raised")
+        raise AssertionError(f"{kind} was not raised")
 
 
 QUICK: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
@@ -314,10 +417,16 @@ QUICK: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
     (tuning_equals_one_process, (["targets"], ["diag"], "tensor")),
     (tuning_equals_one_process, (["classes"], ["kron"], "one")),
     (tuning_equals_one_process, (["images"], ["block", "kron"], None)),  # normalised groups, some of them switched off
+    (tuning_equals_one_process, (["images"], ["full"], "layer")),  # rows; a group of 0.04 effective dimensions
     (held_out_data_are_spread_as_well, ()),
+    (refinement_equals_one_process, (["images"], ["kron"], {})),
+    (refinement_equals_one_process, (["targets"], ["full"], {"memory": 800})),  # the network visited in every step
+    (refinement_equals_one_process, (["classes"], ["diag"], {"by": "vi"})),
+    (gps_equal_one_process, (["classes"], [*GPS[:2], *SPARSE], None)),
     (other_ways_to_fit, ()),
     (rows_and_matrices_meet, ()),
     (a_rank_may_have_no_data, (["full", "kron"],)),
+    (interrupted_tuning_goes_on, (3,)),
     (padding_is_counted_once, ()),
     (wrapped_models_take_the_buffers_of_rank_0, ()),
     (an_error_on_one_rank_is_everyones, ()),
@@ -344,6 +453,27 @@ def dies_while_fitting(dead: int, batch: int, silence: float) -> None:
                 yield pair
 
     lw.fit(model, Fatal(), likelihood, structure="kron")
+
+
+def suspended_while_fitting(silence: float, pause: float) -> None:
+    """All ranks are stopped for longer than a silent one is waited for, as by a scheduler, and go on."""
+    vigil._SILENCE = silence
+    model, X, Y, likelihood = problem("classes")
+    pids = ranks.gathered(os.getpid())
+
+    class Slow:
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            for pair in shard(X, Y):
+                sleep(1.0)
+                yield pair
+
+    if dist.get_rank() == 0:
+        stop = "; ".join(f"kill -STOP {pid}; sleep 1" for pid in reversed(pids))
+        go = "; ".join(f"kill -CONT {pid}; sleep 1" for pid in pids)
+        subprocess.Popen(f"sleep 1; {stop}; sleep {pause}; {go}", shell=True)
+    started = monotonic()
+    assert lw.fit(model, Slow(), likelihood, structure="diag").n_data == len(X)
+    assert monotonic() - started > pause
 
 
 def dies_before_fitting(dead: int) -> None:

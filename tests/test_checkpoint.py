@@ -304,4 +304,6 @@ def test_killed_tuning_goes_on_and_another_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(lw.StorageError, match=words):
             lw.tune(other, BATCHES, groups="one", checkpoint=tmp_path, **options)
+    with pytest.raises(lw.StorageError, match="the data, or their order, differed"):
+        lw.tune(posterior, BATCHES[::-1], groups="one", checkpoint=tmp_path)
     assert_same_bits(whole, lw.tune(posterior, groups="one", checkpoint=tmp_path))

@@ -23,9 +23,23 @@ def test_two_ranks_give_what_one_process_gives(tmp_path: Path):
 @pytest.mark.parametrize("world", [2, 4])
 def test_every_structure_of_every_model(tmp_path: Path, name: str, world: int):
     args = ([name], [*ranked.STRUCTURES])
-    # The evidence hardly sees a group of a few hundredths of an effective dimension, and its precision is less sharp.
-    tunings = [(ranked.tuning_equals_one_process, (*args, groups, 1e-11)) for groups in ("one", "layer", None)]
-    checks = [(ranked.fits_equal_one_process, args), *tunings]
+    tunings = [(ranked.tuning_equals_one_process, (*args, groups)) for groups in ("one", "layer", None)]
+    ways = [(*args, {}), *(([name], ["full"], {"by": by}) for by in ("vi", "vi_diag"))]
+    refinements = [(ranked.refinement_equals_one_process, way) for way in ways]
+    checks = [(ranked.fits_equal_one_process, args), *tunings, *refinements]
+    assert_well(ranked.run(ranked.several, world, tmp_path, checks, timeout=900))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 4])
+def test_every_gp_of_every_model(tmp_path: Path, world: int):
+    some = [0, 9, *[23] * (world - 1)]  # with four ranks, two have no data
+    # Functions down to 1e-12 of the largest eigenvalue are kept; the last of them have few digits left.
+    checks = [
+        (ranked.gps_equal_one_process, ([*ranked.MODELS], [*ranked.GPS], None)),
+        (ranked.gps_equal_one_process, ([*ranked.MODELS], [*ranked.SPARSE], None, 1e-10)),
+        (ranked.gps_equal_one_process, (["classes"], [*ranked.GPS, *ranked.SPARSE], some)),
+    ]
     assert_well(ranked.run(ranked.several, world, tmp_path, checks, timeout=900))
 
 
@@ -61,6 +75,11 @@ def check_named(said: list[str], dead: int) -> None:
 
 def test_a_dead_rank_is_named(tmp_path: Path):
     check_named(ranked.run(ranked.dies_while_fitting, 2, tmp_path, 1, 1, 3.0), 1)
+
+
+@pytest.mark.slow
+def test_a_job_that_was_suspended_goes_on(tmp_path: Path):
+    assert_well(ranked.run(ranked.suspended_while_fitting, 2, tmp_path, 7.0, 9.0))
 
 
 @pytest.mark.slow

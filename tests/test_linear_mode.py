@@ -291,6 +291,20 @@ def test_derivatives_with_fewer_rows_than_parameters():
     check_derivatives(posterior, HeldTarget)
 
 
+def test_derivatives_with_rows_of_different_weights():
+    model, x, y = problem("regression", n=6)
+    prior = lw.prior(model, [0.8, 2.0, 0.3, 1.1], groups="tensor")
+    one, other = (
+        lw.fit(model, (x[some], y[some]), lw.Gaussian(noise_std=0.4), prior=prior, structure="full")
+        for some in (slice(3), slice(3, 6))
+    )
+    (first,), (second,) = one.estimate.parts, other.estimate.parts
+    weighted = first.mixed([second], torch.tensor([1.0, 2.5], dtype=torch.float64))
+    posterior = replace(one, estimate=replace(one.estimate, parts=(weighted,)))
+    check_derivatives(posterior, HeldTarget)
+    assert weighted.scale.ndim == 1 and first.joined([second]).scale.ndim == 0
+
+
 @pytest.mark.parametrize("kind", ["regression", "classification"])
 @pytest.mark.parametrize("structure", ["full", "kron", "diag"])
 def test_a_likelihood_scale_of_two_is_every_datum_twice(structure: str, kind: str):
@@ -367,6 +381,17 @@ def test_the_end_of_tuning_is_sharp(structure: str, kind: str):
     assert_close(other.prior.precisions.log(), one.prior.precisions.log(), rtol=1e-12)
     assert_close(other.log_evidence(), one.log_evidence(), rtol=1e-12)
     assert_close(other.outputs(x[:3]).var, one.outputs(x[:3]).var, rtol=1e-12)
+
+
+def test_shards_are_tuned_as_sharply_as_the_whole():
+    """Their rows together are those of all data, and tuning goes the same way with them."""
+    model, x, y = problem("classification", n=6)
+    shards = [lw.fit(model, (x[some], y[some]), "classification", structure="full") for some in (slice(2), slice(2, 6))]
+    whole = lw.tune(lw.fit(model, (x, y), "classification", structure="full"), groups="layer")
+    merged = lw.tune(lw.merge(shards), (x, y), groups="layer")
+    ratios = merged.prior.precisions / whole.prior.precisions
+    assert_close(ratios, torch.ones_like(ratios), rtol=1e-13)
+    assert_close(merged.linear_mode(), whole.linear_mode(), rtol=1e-13)
 
 
 def check_derivatives(posterior: lw.Posterior, kind: type) -> None:

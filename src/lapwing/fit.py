@@ -176,8 +176,7 @@ class _View:
         bound_to = binding(
             self.linearised, self.family, taken.structure, order.fisher, taken.chunk_floats, len(batches)
         )
-        directory, device = _of_this_rank(keeping.directory), self.linearised.network.device
-        keeper = Checkpoint.of_fit(directory, keeping.every, bound_to, device)
+        keeper = Checkpoint.of_fit(keeping.directory, keeping.every, bound_to, self.linearised.network.device)
         with keeper.going_on():
             return estimated(keeper=keeper)
 
@@ -261,11 +260,6 @@ def prior(
     registry.check_module("prior", model)
     with random_state_kept():
         return registry.grouped_prior(unwrapped(model), precision, groups, mean, data)
-
-
-def _of_this_rank(directory: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """Ranks keep their own progress, each in a directory of its own."""
-    return os.path.join(directory, f"rank{ranks.rank()}") if ranks.many() else directory
 
 
 def _n_parts(linearised: Linearised, likelihood: Likelihood) -> int:

@@ -22,6 +22,7 @@ from lapwing.sandbox import plain_tensors, random_state_kept
 _MOST_STORED = 1 << 28  # entries of a Jacobian of all the data: 2 GiB
 
 
+@ranks.together("lw.refine")
 @plain_tensors()
 def refine(
     posterior: Posterior,
@@ -59,7 +60,6 @@ def refine(
     most = _MOST_STORED if memory is None else max(1, parse_memory(memory) // 8)
     draws = seeded(generator)
     _check(posterior)
-    _check_alone()
     batches = posterior.source if data is None else as_batches(data)
     if batches is None:
         raise InputError(
@@ -105,14 +105,6 @@ def _stopped(
             "takes the few steps it needs."
         )
     return way.at_most(counted("max_steps", max_steps, "step"))
-
-
-def _check_alone() -> None:
-    if ranks.many():
-        raise StructureError(
-            f"refine works on the data of one process, and these are spread over {ranks.world()} ranks. Give one rank "
-            "all of them: with lapwing.ranks.alone(): lw.refine(posterior, data)."
-        )
 
 
 def _check(posterior: Posterior) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,9 +21,10 @@ from lapwing.linear_model import design, in_fixed_order
 from lapwing.observations import observed
 from lapwing.posterior import Posterior
 from lapwing.posterior.findings import training_gap
+from lapwing.products import Source
 from lapwing.sampling import seeded
 from lapwing.sandbox import plain_tensors, random_state_kept
-from lapwing.storage import Checkpoint, tuning_binding
+from lapwing.storage import Checkpoint, InStep, tuning_binding
 
 _MOST_STORED = 1 << 26  # entries of a Jacobian of all the data that is kept while tuning: 512 MiB
 _FEW = 16  # inputs on which normalised groups are confirmed
@@ -88,29 +89,33 @@ def tune(
         choice.check_em(posterior, method, checkpoint)
         posterior = choice.sampled(posterior, method, data, noise, _for_samples(generator), progress)
     elif method is not None:
-        keeping: AbstractContextManager[Keeper] = nullcontext(NOT_KEPT)
-        if checkpoint is not None:
-            asked = {"by": by, "noise": noise, "mode": mode, "curvature_at": curvature_at}
-            keeping = _checkpoint(posterior, asked, checkpoint, every)
-        with keeping as keeper:
-            posterior = choice.tuned(posterior, method, data, noise, progress, keeper)
+        asked = {"by": by, "noise": noise, "mode": mode, "curvature_at": curvature_at}
+        keeping = _Keeping(asked, checkpoint, every)
+        posterior = choice.tuned(posterior, method, data, noise, progress, keeping)
     if held_out is None:
         return posterior
     with random_state_kept():
         return tuning.search_validation(posterior, held_out, noise=noise, progress=progress)
 
 
-@contextmanager
-def _checkpoint(posterior: Posterior, asked: dict[str, Any], directory: Any, every: Any) -> Iterator[Keeper]:
-    if ranks.many():
-        raise InputError(
-            "tune(checkpoint=...) writes down where one process is, but ranks are never all at the same place. Tune "
-            "without it; lw.fit(..., checkpoint=...) keeps the progress of every rank."
-        )
-    bound_to = tuning_binding(posterior, asked)
-    keeper = Checkpoint.of_tuning(directory, every, bound_to, posterior.linearised.network.device)
-    with keeper.going_on():
-        yield keeper
+@dataclass(frozen=True)
+class _Keeping:
+    """Where progress is written down, if anywhere, and how often."""
+
+    asked: dict[str, Any]
+    directory: str | os.PathLike[str] | None
+    every: float
+
+    @contextmanager
+    def keeper(self, posterior: Posterior, source: Source) -> Iterator[Keeper]:
+        if self.directory is None:
+            yield NOT_KEPT
+            return
+        bound_to = tuning_binding(posterior, source(), self.asked)
+        kind = InStep if ranks.many() else Checkpoint
+        keeper = kind.of_tuning(self.directory, self.every, bound_to, posterior.linearised.network.device)
+        with keeper.going_on():
+            yield keeper
 
 
 @dataclass(frozen=True)
@@ -172,12 +177,13 @@ class _Choice:
         data: Any,
         noise: bool,
         progress: bool | None,
-        keeper: Keeper,
+        keeping: _Keeping,
     ) -> Posterior:
         if not self.linear_mode:
             return ascend(replace(posterior, expansion=None), noise=noise)
         batches = posterior.source if data is None else as_batches(data)
         make = recurved = None
+        source: Source = tuple
         if batches is not None:
             fixed = in_fixed_order(batches)
             source = partial(
@@ -186,7 +192,7 @@ class _Choice:
             most = _most_stored(posterior)
             make = partial(design, posterior.linearised, source, n=posterior.n_data, most_floats=most)
             recurved = partial(_recurved, source=source) if self.curvature.at_mode else None
-        with random_state_kept():
+        with random_state_kept(), keeping.keeper(posterior, source) as keeper:
             if posterior.estimate.in_expectation and batches is not None:  # over a posterior that is being replaced
                 posterior = refinement.curved_at(posterior, source, torch.zeros_like(posterior.linearised.theta))
             tuned = tuning.tune_at_linear_mode(posterior, ascend, make, noise=noise, recurved=recurved, keeper=keeper)

@@ -15,6 +15,7 @@ import torch
 from lapwing._types import Float, State, Tensor
 from lapwing.curvature.factors import Fisher
 from lapwing.curvature.output_layer import OutputTerms
+from lapwing.curvature.shards import over_ranks
 from lapwing.jacobian import FactorBlock, Jacobian, RowSizes
 from lapwing.likelihoods import Likelihood
 from lapwing.linalg import Products, add_gram_, mirror_
@@ -82,6 +83,10 @@ class Summation:
     def second_pass(self, parts: Sequence[Curvature]) -> Sequence[Accumulator] | None:
         """Accumulators for another pass over the data, given what the first one found; most need none."""
         return None
+
+    def together(self, parts: Sequence[Curvature]) -> Sequence[Curvature]:
+        """The parts of all data; those of this process are given, none when it has no data."""
+        return over_ranks(parts)
 
 
 @dataclass(frozen=True, eq=False)

@@ -204,7 +204,8 @@ def summed_parts(sums: Sums, work: Work, keeper: Keeper = NOT_KEPT) -> Sequence[
         _pass(sums, sums.add, work.data, keeper, found, None)
         parts, left = [accumulator.result() for accumulator in sums.accumulators], None
     # Parts that were written down are those of all ranks already.
-    parts = ranks.broadcast(parts, further.index(True)) if any(further) else over_ranks(parts)
+    together = over_ranks if sums.summation is None else sums.summation.together
+    parts = ranks.broadcast(parts, further.index(True)) if any(further) else list(together(parts))
     second = None if sums.summation is None else sums.summation.second_pass(parts)
     if second is None:
         return parts

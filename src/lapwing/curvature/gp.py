@@ -20,7 +20,7 @@ from lapwing.curvature.estimate import Pass, Sums, summed_parts
 from lapwing.curvature.points import AtRandom, Criterion, MostInformative, Points, Source, choose_points
 from lapwing.curvature.separate import Separate, diagonal_roots, softmax_roots
 from lapwing.curvature.subspace import BoundedSum, Given, Projected, ProjectedSum, Subspace
-from lapwing.errors import InputError, InputTypeError, StructureError
+from lapwing.errors import InputError, InputTypeError
 from lapwing.jacobian import Jacobian, RowSizes
 from lapwing.likelihoods import Categorical
 from lapwing.params import ParamLayout
@@ -110,11 +110,6 @@ class GP(Structure):
     def prepared(self, sweep: Pass, data: Source) -> Work:
         if self.n_points is None:
             return Work(self._on_all(sweep), data)
-        if ranks.many():
-            raise StructureError(
-                f"GP(n_points={self.n_points}) chooses its points among all data, and these are spread over "
-                f"{ranks.world()} ranks. Use lw.GP() without n_points, or another structure."
-            )
         points = choose_points(sweep, data, self.n_points, _CRITERIA[self.points])
         if self.sparse:
             subspace = Subspace.spanned(_jacobian_at(sweep, points), sweep.P0, self.rank)
@@ -162,9 +157,10 @@ def _check_count(field: str, value: object) -> None:
 
 
 def _jacobian_at(sweep: Pass, points: Points) -> Jacobian:
-    """J of the points, as factors."""
+    """J of the points of all ranks, as factors."""
     with closing(replace(sweep, summation=Given(())).pieces(points.batches)) as traced:
-        pieces = [trace.jacobian() for trace, _, _ in traced]
+        own = [trace.jacobian() for trace, _, _ in traced]
+    pieces = own if not ranks.many() else [J for some in ranks.gathered([J.formed() for J in own]) for J in some]
     return pieces[0].concatenated(pieces[1:])
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from lapwing._types import Float, Tensor
+from lapwing import ranks
+from lapwing._types import Bool, Float, Tensor
 from lapwing.data import ModelInput
 from lapwing.errors import InputError
 from lapwing.likelihoods import Gaussian
@@ -22,41 +24,64 @@ Source = Callable[[], Iterable[tuple[ModelInput, Tensor]]]
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """The chosen data, in batches, and how many there were to choose from."""
+    """The chosen data: those of this process, in batches; how many there are, and were to choose from, on all ranks."""
 
     batches: tuple[tuple[ModelInput, Tensor], ...]
+    n: int
     n_seen: int
 
-    @property
-    def n(self) -> int:
-        return sum(x.n for x, _ in self.batches)
+
+Keys = Callable[[ModelInput, Tensor], Float[Tensor, " n"]]
 
 
 class Criterion(ABC):
     """Which data are taken: those with the smallest keys."""
 
     @abstractmethod
-    def keys(self, sweep: Pass, x: ModelInput, y: Tensor) -> Float[Tensor, " n"]: ...
+    def keys(self, sweep: Pass, data: Source) -> Keys:
+        """For the batches of a pass, as they come."""
 
 
 @dataclass(frozen=True)
 class AtRandom(Criterion):
     """Uniformly, without replacement."""
 
-    def keys(self, sweep: Pass, x: ModelInput, y: Tensor) -> Float[Tensor, " n"]:
-        return torch.rand(x.n, dtype=torch.float64, generator=sweep.generator, device=sweep.generator.device).cpu()
+    def keys(self, sweep: Pass, data: Source) -> Keys:
+        generator = sweep.generator
+        draw = partial(torch.rand, dtype=torch.float64, generator=generator, device=generator.device)
+        if not ranks.many():
+            return lambda x, y: draw(x.n).cpu()
+        # One pass more, to count: each rank's keys are those that its data would have in one process.
+        numbers = ranks.gathered(sum(x.n for x, _ in data()))
+        generator.set_state(ranks.broadcast(generator.get_state(), 0))
+        return _InTurn(draw(sum(numbers)).cpu().split(numbers)[ranks.rank()])
+
+
+class _InTurn:
+    """Keys that were drawn beforehand."""
+
+    def __init__(self, keys: Float[Tensor, " n"]) -> None:
+        self.keys, self.at = keys, 0
+
+    def __call__(self, x: ModelInput, y: Tensor) -> Float[Tensor, " n"]:
+        self.at += x.n
+        return self.keys[self.at - x.n : self.at]
 
 
 @dataclass(frozen=True)
 class MostInformative(Criterion):
     """Largest tr Λ: one forward pass over all data."""
 
-    def keys(self, sweep: Pass, x: ModelInput, y: Tensor) -> Float[Tensor, " n"]:
+    def keys(self, sweep: Pass, data: Source) -> Keys:
         if isinstance(sweep.likelihood, Gaussian):
             raise InputError(
                 'GP(points="informative") takes the data with the largest tr Λ, but under a Gaussian likelihood Λ is '
                 'the same for all. Use points="random".'
             )
+        return partial(self._keys, sweep)
+
+    @staticmethod
+    def _keys(sweep: Pass, x: ModelInput, y: Tensor) -> Float[Tensor, " n"]:
         f = sweep.sites.split(sweep.linearised.outputs(x).double())
         curvatures = sweep.likelihood.part_curvatures(f, y)
         return -sum((part.diagonals().sum((1, 2)) for part in curvatures), torch.zeros(())).double().cpu()
@@ -65,26 +90,40 @@ class MostInformative(Criterion):
 def choose_points(sweep: Pass, data: Source, n_points: int, criterion: Criterion) -> Points:
     """The n data with the smallest keys, kept by value: loaders may shuffle. All of them when there are no more."""
     kept: list[tuple[ModelInput, Tensor, Tensor]] = []
-    n_seen = 0
+    keys, n_seen = criterion.keys(sweep, data), 0
     for x, y in data():
         n_seen += x.n
-        kept.append((x, y, criterion.keys(sweep, x, y)))
-        kept = _smallest(kept, n_points)
-    return Points(tuple(_joined([(x, y) for x, y, _ in kept])), n_seen)
+        kept.append((x, y, keys(x, y)))
+        kept = _taken(kept, _smallest(_all_keys(kept), n_points))
+    everyone = ranks.gathered(_all_keys(kept))
+    taken = _smallest(torch.cat(everyone), n_points)
+    kept = _taken(kept, taken.split([len(own) for own in everyone])[ranks.rank()])
+    return Points(tuple(_joined([(x, y) for x, y, _ in kept])), int(taken.sum()), sum(ranks.gathered(n_seen)))
 
 
-def _smallest(kept: list[tuple[ModelInput, Tensor, Tensor]], n_points: int) -> list[tuple[ModelInput, Tensor, Tensor]]:
-    keys = torch.cat([k for *_, k in kept])
-    if len(keys) <= n_points:
-        return kept
+def _all_keys(kept: list[tuple[ModelInput, Tensor, Tensor]]) -> Float[Tensor, " n"]:
+    return torch.cat([torch.zeros(0, dtype=torch.float64), *(k for *_, k in kept)])
+
+
+def _smallest(keys: Float[Tensor, " n"], n_points: int) -> Bool[Tensor, " n"]:
     taken = torch.zeros(len(keys), dtype=torch.bool)
     taken[keys.argsort(stable=True)[:n_points]] = True
+    return taken
+
+
+def _taken(
+    kept: list[tuple[ModelInput, Tensor, Tensor]], taken: Bool[Tensor, " n"]
+) -> list[tuple[ModelInput, Tensor, Tensor]]:
+    if bool(taken.all()):
+        return kept
     parts = zip(kept, taken.split([len(k) for *_, k in kept]), strict=True)
     return [(x.rows(at.nonzero()[:, 0]), y[at.to(y.device)], k[at]) for (x, y, k), at in parts if bool(at.any())]
 
 
 def _joined(batches: list[tuple[ModelInput, Tensor]]) -> list[tuple[ModelInput, Tensor]]:
     """One batch, where all inputs have one shape; what is not batched goes with its own data."""
+    if not batches:
+        return []
     first = batches[0][0]
     shapes = [[_trailing(x, v) for _, v in x.leaves()] for x, _ in batches]
     if any(s != shapes[0] or None in s for s in shapes):

@@ -10,7 +10,7 @@ rows that are combinations of the points' rows. Directions outside keep their pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,16 @@ import torch
 from lapwing._types import Float, Tensor
 from lapwing.curvature.accumulate import Accumulator, Summation
 from lapwing.jacobian import Jacobian
-from lapwing.operators import BoundedCurvature, CombinedRows, Curvature, GroupedDiagonal, LowRankCurvature
+from lapwing.operators import (
+    BlockDiagonalCurvature,
+    BoundedCurvature,
+    CombinedRows,
+    Curvature,
+    DenseCurvature,
+    DiagonalCurvature,
+    GroupedDiagonal,
+    LowRankCurvature,
+)
 from lapwing.params import ParamLayout
 
 _LEAST = 1e-12  # of the largest eigenvalue: smaller ones are rounding
@@ -45,6 +54,11 @@ class Subspace:
         """SᵀJ V."""
         return rows.cross(self.J, self.inverse) @ self.A
 
+    def rows(self, G: Float[Tensor, "r r"]) -> LowRankCurvature:
+        """J_Zᵀ A G Aᵀ J_Z."""
+        values, Q = torch.linalg.eigh(G)
+        return LowRankCurvature.of(CombinedRows(self.J, self.A @ (Q * values.clamp(min=0).sqrt())))
+
 
 class ProjectedSum(Accumulator):
     """Σ φᵀΛφ over all data."""
@@ -59,10 +73,8 @@ class ProjectedSum(Accumulator):
             phi = self.subspace.features(rows)
             self.G.addmm_(phi.T, phi)
 
-    def result(self) -> LowRankCurvature:
-        values, Q = torch.linalg.eigh(self.G)
-        R = self.subspace.A @ (Q * values.clamp(min=0).sqrt())
-        return LowRankCurvature.of(CombinedRows(self.subspace.J, R))
+    def result(self) -> DenseCurvature:
+        return DenseCurvature.of(self.G)
 
 
 class BoundedSum(Accumulator):
@@ -77,13 +89,16 @@ class BoundedSum(Accumulator):
             self.kept.add([rows])
             self.squares += rows.sum_squares()
 
-    def result(self) -> Curvature:
-        return BoundedCurvature(self.kept.result(), self.squares)
+    def result(self) -> BlockDiagonalCurvature:
+        r, p = len(self.kept.G), len(self.squares)
+        return BlockDiagonalCurvature(
+            (slice(0, r), slice(r, r + p)), (self.kept.result(), DiagonalCurvature(self.squares))
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Projected(Summation):
-    """Rows seen through a subspace."""
+    """Rows seen through a subspace. What is summed over ranks has its size, and becomes rows of weights afterwards."""
 
     subspace: Subspace
     kind: Callable[[Subspace], Accumulator]
@@ -91,10 +106,19 @@ class Projected(Summation):
     def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
         return self.kind(self.subspace)
 
+    def together(self, parts: Sequence[Curvature]) -> Sequence[Curvature]:
+        return [self._in_weights(part) for part in super().together(parts)]
+
+    def _in_weights(self, part: Curvature) -> Curvature:
+        if isinstance(part, BlockDiagonalCurvature):
+            G, squares = part.blocks
+            return BoundedCurvature(self.subspace.rows(G.to_dense()), squares.diagonal())
+        return self.subspace.rows(part.to_dense())
+
 
 @dataclass(frozen=True, eq=False)
 class Given(Summation):
-    """Parts that are there already: rows are not even formed."""
+    """Parts that are there already, of all data: rows are not even formed."""
 
     parts: tuple[Curvature, ...]
     whole_data = True
@@ -104,6 +128,9 @@ class Given(Summation):
 
     def accumulators(self, n_parts: int, layout: ParamLayout, device: torch.device) -> list[Accumulator]:
         return [_Nothing(part) for part in self.parts]
+
+    def together(self, parts: Sequence[Curvature]) -> Sequence[Curvature]:
+        return self.parts
 
 
 class _Nothing(Accumulator):

@@ -143,6 +143,10 @@ class Block(ABC):
         """The same columns in the form that takes least memory."""
         return self
 
+    def formed(self) -> Block:
+        """The same columns, to be sent elsewhere: all they are made of is there."""
+        return self
+
     @abstractmethod
     def data_at(self, data: slice) -> Block:
         """All rows of some of the n data."""

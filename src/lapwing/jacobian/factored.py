@@ -236,6 +236,9 @@ class FactorBlock(Block):
         inputs = self.inputs.kept()
         return self if inputs is self.inputs else replace(self, inputs=inputs)
 
+    def formed(self) -> FactorBlock:
+        return replace(self, inputs=self.inputs.kept())
+
     def _entered(self) -> DenseBlock:
         assert self.arrangement.joined is not None
         return DenseBlock(self.arrangement.joined, torch.cat(self.arrangement.flat_parts(self.matrices()), -1))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 
@@ -142,6 +142,9 @@ class OutputBlock(Block):
             return replace(self, inputs=lambda: self.a[:, position : position + 1])
         return self.plain().outputs_at(rows)
 
+    def formed(self) -> OutputBlock:
+        return replace(self, inputs=partial(_given, self.a))
+
     def data_at(self, data: slice) -> OutputBlock:
         return replace(self, inputs=lambda: self.a[data])
 
@@ -174,3 +177,7 @@ class OutputBlock(Block):
             return torch.diag_embed(q).transpose(2, 3)
         U = self.U.to(q.dtype)
         return ((q[..., None, :] * U) @ U.T).transpose(2, 3)
+
+
+def _given(a: Float[Tensor, "n r i"]) -> Float[Tensor, "n r i"]:
+    return a

@@ -161,6 +161,10 @@ class Jacobian(Rows):
         blocks = (block.kept() for block in self.blocks)
         return replace(self, blocks=tuple(ThinnedBlock.of(b) if isinstance(b, FactorBlock) else b for b in blocks))
 
+    def formed(self) -> Jacobian:
+        """The same rows, for another process."""
+        return replace(self, blocks=tuple(block.formed() for block in self.blocks))
+
     def concatenated(self, others: Sequence[Rows]) -> Jacobian:
         columns = zip(self.blocks, *(other.blocks for other in others if isinstance(other, Jacobian)), strict=True)
         blocks = tuple(first.concatenated(rest) for first, *rest in columns)

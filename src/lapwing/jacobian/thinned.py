@@ -141,6 +141,9 @@ class ThinnedBlock(Block):
     def outputs_at(self, rows: Int[Tensor, " k"]) -> ThinnedBlock:
         return replace(self, values=picked(self.values, rows))
 
+    def formed(self) -> ThinnedBlock:
+        return replace(self, inputs=self.inputs.kept())
+
     def data_at(self, data: slice) -> ThinnedBlock:
         return replace(self, values=self.values[data], at=self.at[data], inputs=self.inputs.at(data))
 

@@ -9,6 +9,7 @@ from lapwing.linear_model.mode import (
     Expansion,
     Problem,
     Search,
+    polished,
     solve_mode,
     solve_near,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "StreamedDesign",
     "design",
     "in_fixed_order",
+    "polished",
     "solve_mode",
     "solve_near",
     "unshuffled",

@@ -108,6 +108,7 @@ PRECISE = Effort(1e-11, 60, 400)
 MODERATE = Effort(1e-2, 2, 6)
 QUICK = Effort(1e-2, 1, 2)
 _MOST_NEAR = 100  # products for a system that a few digits are wanted of
+_LAST_RTOL = 1e-4
 
 
 @dataclass(frozen=True)
@@ -145,8 +146,7 @@ def solve_mode(problem: Problem, start: Expansion, preconditioner: Precision, ef
     at, n_products, step = start, 0, 0
     while True:
         from_data, pull = problem.gradient(at.theta, at.statistics)
-        g = from_data - pull
-        relative = float(g.norm() / (from_data.norm() + pull.norm() + 1e-300))
+        g, relative = from_data - pull, _relative(from_data, pull)
         if relative <= effort.rtol or step == effort.most_steps:
             break
         # Inexact Newton: a system is solved to a tenth at first, and to more digits as the gradient falls.
@@ -160,6 +160,29 @@ def solve_mode(problem: Problem, start: Expansion, preconditioner: Precision, ef
         at = replace(at, theta=theta, outputs=outputs, statistics=problem.statistics(theta, outputs))
         n_products, step = n_products + n, step + 1
     return replace(at, follows=False, search=Search(relative, step, n_products, relative <= effort.rtol))
+
+
+def polished(problem: Problem, at: Expansion, preconditioner: Precision) -> Expansion:
+    """One Newton step more, at full length, from where a search has met its tolerance: what is left is rounding.
+
+    Where within its tolerance a search ends hangs on the last digits of sums over data. A precision whose group has few
+    effective dimensions magnifies that; so a point that others are to find again is taken here.
+    """
+    assert at.search is not None
+    from_data, pull = problem.gradient(at.theta, at.statistics)
+    g = from_data - pull
+    if not (at.search.converged and bool(g.any())):
+        return at
+    d, along, n = _conjugate_gradients(problem, at, g, preconditioner, _LAST_RTOL, _MOST_NEAR)
+    theta, outputs = at.theta + d, tuple(line.h + line.q for line in along)
+    statistics = problem.statistics(theta, outputs)
+    relative = _relative(*problem.gradient(theta, statistics))
+    search = Search(relative, at.search.n_steps + 1, at.search.n_products + n, converged=True)
+    return replace(at, theta=theta, outputs=outputs, statistics=statistics, search=search)
+
+
+def _relative(from_data: Float[Tensor, " p"], pull: Float[Tensor, " p"]) -> float:
+    return float((from_data - pull).norm() / (from_data.norm() + pull.norm() + 1e-300))
 
 
 def solve_near(

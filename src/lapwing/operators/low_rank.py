@@ -154,8 +154,11 @@ class LowRankCurvature(Curvature):
     def as_rows(self, others: Sequence[LowRankCurvature], scales: Float[Tensor, " g"]) -> LowRankCurvature:
         """The same sum, as rows in any case."""
         parts = (self, *others)
-        each = [(c * part.scale).expand(part.rank) for c, part in zip(scales, parts, strict=True)]
-        return LowRankCurvature(RootKernels(stacked([part.root.rows for part in parts])), torch.cat(each))
+        each = [c * part.scale for c, part in zip(scales, parts, strict=True)]
+        rows = RootKernels(stacked([part.root.rows for part in parts]))
+        if _one_number(each):  # shards of the same data: nothing tells their rows apart
+            return LowRankCurvature(rows, each[0])
+        return LowRankCurvature(rows, torch.cat([c.expand(part.rank) for c, part in zip(each, parts, strict=True)]))
 
     def without(self, other: Curvature) -> DenseCurvature:
         if self.p > _MAX_DENSE:
@@ -182,6 +185,11 @@ class LowRankCurvature(Curvature):
     def to_dense(self) -> Float[Tensor, "p p"]:
         M = self.root.rows.dense().reshape(self.rank, self.p)
         return (M.T * self.scale) @ M
+
+
+def _one_number(scales: Sequence[Tensor]) -> bool:
+    """Whether all are the same number, and stay so: those that are varied have derivatives of their own."""
+    return all(c.ndim == 0 and not c.requires_grad and bool(c == scales[0]) for c in scales)
 
 
 def stacked(rows: Sequence[Rows]) -> Rows:

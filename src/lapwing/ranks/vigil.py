@@ -1,6 +1,7 @@
 """Who is still alive: every rank beats, and listens to the next one.
 
-A slow rank beats on while it works, however long that takes; one that was killed, or whose machine froze, does not.
+A slow rank beats on while it works, however long that takes; one that was killed, or whose machine froze, does not. A
+job that is suspended as a whole goes on where it was: nobody was listening meanwhile, so nobody was silent.
 """
 
 from __future__ import annotations
@@ -71,16 +72,18 @@ class Vigil:
         return [r for r in range(self.world) if not self.store.check([f"alive/{r}"])]
 
     def _watch(self) -> None:
-        next_one, last, heard, beats = (self.rank + 1) % self.world, b"", monotonic(), 0
+        next_one, last, silence, looked, beats = (self.rank + 1) % self.world, b"", 0.0, monotonic(), 0
         while True:
+            since, looked = monotonic() - looked, monotonic()
+            silence += min(since, max(2 * _BEAT, _SILENCE / 4))  # between two looks further apart we were asleep
             try:
                 self.store.set(f"beat/{self.rank}", str(beats))
                 if self.store.check(["roll"]):
                     self.store.set(f"alive/{self.rank}", "here")
                 if self.store.check([f"beat/{next_one}"]):
                     beat = self.store.get(f"beat/{next_one}")
-                    last, heard = (beat, monotonic()) if beat != last else (last, heard)
-                if last and monotonic() - heard > _SILENCE:
+                    last, silence = (beat, 0.0) if beat != last else (last, silence)
+                if last and silence > _SILENCE:
                     self.store.compare_set(FAILED, "", f"rank {next_one} is gone: no sign of it for {_SILENCE:.0f} s")
             except RuntimeError:
                 return  # the store has gone; whoever waits for it next finds out and says so

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from lapwing import ranks
 from lapwing._types import Float, Tensor
 from lapwing.curvature import Empirical
 from lapwing.likelihoods import Gaussian, Sites
@@ -19,6 +20,7 @@ from lapwing.linear_model import (
     StoredDesign,
     StoredPiece,
     design,
+    polished,
     solve_mode,
 )
 from lapwing.posterior import Posterior, Readout
@@ -69,7 +71,7 @@ def refine_laplace(posterior: Posterior, source: Passes, most_floats: int, adam:
         found.gradient,
         found.converged,
         found.n_steps,
-        source.n,
+        min(ranks.gathered(source.n)),  # a rank without data is through with them sooner
     )
     return replace(curved, expansion=found.expansion, readout=Readout(shift), refinement=report)
 
@@ -81,10 +83,14 @@ def _constant_curvature(posterior: Posterior) -> bool:
 
 def _found(posterior: Posterior, source: Passes, most_floats: int, adam: Adam | None) -> Found:
     start = Expansion(posterior.linearised.theta, posterior.estimate.statistics, follows=False)
-    if posterior.n_data * posterior.linearised.k * posterior.layout.p <= most_floats:
+    if not ranks.many() and posterior.n_data * posterior.linearised.k * posterior.layout.p <= most_floats:
         model = gathered(posterior, source)
         return found_in_memory(model, posterior) if adam is None else _by_adam(_problem(model), posterior, start, adam)
-    data = design(posterior.linearised, source, n=posterior.n_data, most_floats=0)
+    # Ranks keep J of their own data at most, and sum products with it.
+    data = design(posterior.linearised, source, n=posterior.n_data, most_floats=most_floats)
+    if isinstance(data, StoredDesign):
+        seen = torch.tensor(sum(len(piece.f) for piece in data.pieces))
+        check_number(int(ranks.total(seen)), posterior.n_data)
     kappa = float(posterior.likelihood_scale.detach())
     problem = Problem(data, posterior.likelihood, posterior.sites, kappa, posterior.prior)
     if adam is not None:
@@ -125,6 +131,7 @@ def _by_conjugate_gradients(problem: Problem, posterior: Posterior, start: Expan
     precise = problem.design.precise or posterior.dtype == torch.float64
     effort = _PRECISE if precise else _STREAMED
     expansion = solve_mode(problem, start, posterior.precision, effort)
+    expansion = polished(problem, expansion, posterior.precision) if precise else expansion
     search = expansion.search
     assert search is not None
     return _described(problem, posterior, start, expansion, search.converged, search.n_steps)

@@ -11,6 +11,7 @@ from functools import cached_property
 
 import torch
 
+from lapwing import ranks
 from lapwing._types import Float, Scalar, Tensor
 from lapwing.curvature import FitStatistics
 from lapwing.errors import InputError, located
@@ -34,6 +35,7 @@ class LinearModel:
     likelihood: Likelihood
     likelihood_scale: float  # κ
     prior: GaussianPrior
+    own: slice  # the data of this process
 
     @property
     def p(self) -> int:
@@ -113,32 +115,59 @@ def as_rows(M: Float[Tensor, "n c p"]) -> Jacobian:
 
 
 def gathered(posterior: Posterior, source: Source) -> LinearModel:
-    """One pass: f, J and y of all data, term by term."""
-    linearised, sites, n = posterior.linearised, posterior.sites, posterior.n_data
-    k, p, device = linearised.k, linearised.layout.p, linearised.network.device
-    f = torch.empty(n, k, dtype=torch.float64, device=device)
-    J = torch.empty(n, k, p, dtype=torch.float64, device=device)
-    order = sites.split(torch.arange(k, device=device)[None])[0].flatten()  # outputs of one term side by side
-    targets, seen = [], 0
-    for number, (x, y) in enumerate(source()):
-        with located(f"batch {number}"), linearised.trace(x) as trace:
-            some = slice(seen, seen + x.n)
-            seen += x.n
-            if seen <= n:
-                f[some] = trace.outputs.double()[:, order]
-                J[some] = trace.jacobian().dense()[:, order]
-                targets.append(y)
-    check_number(seen, n)
+    """One pass: f, J and y of all data, term by term. Ranks send each other theirs, and all have the same model."""
+    sites, p = posterior.sites, posterior.layout.p
+    f, J, y, own = _over_ranks(posterior, source) if ranks.many() else _in_place(posterior, source)
+    n = len(f)
     return LinearModel(
         f.reshape(n * sites.t, sites.c),
         J.reshape(n * sites.t, sites.c, p),
-        torch.cat(targets).flatten(0, 1),
+        y.flatten(0, 1),
         n,
-        linearised.theta,
+        posterior.linearised.theta,
         posterior.likelihood,
         float(posterior.likelihood_scale.detach()),
         posterior.prior,
+        own,
     )
+
+
+Rows = tuple[Float[Tensor, "n k"], Float[Tensor, "n k p"], Tensor]  # f, J and y
+
+
+def _in_place(posterior: Posterior, source: Source) -> tuple[Tensor, Tensor, Tensor, slice]:
+    linearised, n = posterior.linearised, posterior.n_data
+    k, p, device = linearised.k, linearised.layout.p, linearised.network.device
+    f = torch.empty(n, k, dtype=torch.float64, device=device)
+    J = torch.empty(n, k, p, dtype=torch.float64, device=device)
+    targets, seen = [], 0
+    for outputs, rows, y in _batches(posterior, source):
+        some = slice(seen, seen + len(y))
+        seen += len(y)
+        if seen <= n:
+            f[some], J[some] = outputs, rows
+            targets.append(y)
+    check_number(seen, n)
+    return f, J, torch.cat(targets), slice(0, n)
+
+
+def _over_ranks(posterior: Posterior, source: Source) -> tuple[Tensor, Tensor, Tensor, slice]:
+    own = list(_batches(posterior, source))
+    numbers = ranks.gathered(sum(len(y) for *_, y in own))
+    check_number(sum(numbers), posterior.n_data)
+    together = [rows for of_rank in ranks.gathered(own) for rows in of_rank]
+    before = sum(numbers[: ranks.rank()])
+    f, J, y = (torch.cat(column) for column in zip(*together, strict=True))
+    return f, J, y, slice(before, before + numbers[ranks.rank()])
+
+
+def _batches(posterior: Posterior, source: Source) -> Iterator[Rows]:
+    """f and J in float64, the outputs of one term side by side."""
+    linearised, sites = posterior.linearised, posterior.sites
+    order = sites.split(torch.arange(linearised.k, device=linearised.network.device)[None])[0].flatten()
+    for number, (x, y) in enumerate(source()):
+        with located(f"batch {number}"), linearised.trace(x) as trace:
+            yield trace.outputs.double()[:, order], trace.jacobian().dense()[:, order].double(), y
 
 
 def check_number(seen: int, n: int) -> None:

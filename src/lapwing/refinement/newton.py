@@ -20,6 +20,7 @@ from lapwing.refinement.model import LinearModel
 
 _ARMIJO = 1e-4
 _SHORTEST = 1e-12
+_ROUNDING = 1e-14
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,10 @@ class Tolerance:
 
     def reached(self, gradient: Tensor, pull: Tensor) -> bool:
         return float(gradient.abs().max()) <= max(self.absolute, self.relative * float(pull.abs().max()))
+
+    def improvable(self, gradient: Tensor, pull: Tensor) -> bool:
+        """Whether one step more, at full length, would lead from the tolerance to rounding."""
+        return self.reached(gradient, pull) and float(gradient.abs().max()) > _ROUNDING * float(pull.abs().max())
 
 
 TIGHT = Tolerance()
@@ -71,6 +76,8 @@ def mode_in_weights(model: LinearModel, tolerance: Tolerance = TIGHT) -> Mode:
             break
         theta = theta + t * step
         path.append(value(theta))
+    if tolerance.improvable(g, pull):
+        theta = theta + dense_precision(model, model.hessian_root(h)).solve(g)
     return Mode(theta, tuple(path), converged)
 
 
@@ -108,6 +115,8 @@ def mode_in_functions(model: LinearModel, tolerance: Tolerance = TIGHT) -> Mode:
             break
         alpha = alpha + t * step
         path.append(value(alpha))
+    if tolerance.improvable(w, alpha):
+        alpha = stepped(h)
     return Mode(model.prior.mean + model.pulled(alpha) / model.prior.P0.diagonal, tuple(path), converged)
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from lapwing import curvature
+from lapwing import curvature, ranks
+from lapwing._types import Float, Tensor
 from lapwing.curvature import Exact, Fisher
 from lapwing.errors import StructureError
 from lapwing.likelihoods import Gaussian
@@ -21,7 +22,7 @@ from lapwing.refinement.laplace import found_in_memory
 from lapwing.refinement.model import LinearModel, gathered
 from lapwing.refinement.passes import Passes
 from lapwing.refinement.sampled import SampledSteps, take_steps
-from lapwing.refinement.variational import Ascent, Belief, Climbed, Family, climb
+from lapwing.refinement.variational import Ascent, Climbed, Family, climb
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,38 @@ def refine_variational(
     _check(posterior, most_floats, way)
     model = gathered(posterior, source)
     way.covariance.check(model)
+    found = None
+    if ranks.rank() == 0:  # all data are here, and one rank is enough
+        with ranks.alone():
+            found = _found(model, posterior, way, generator)
+    end = ranks.broadcast(found, 0)
+    assert end is not None
+    parts = _parts(posterior, source, model, end.curvature, way.covariance)
+    return replace(
+        posterior,
+        estimate=replace(posterior.estimate, parts=parts),
+        structure=way.covariance.structure,
+        fisher=Exact(),
+        why=f'refine(by="{way.word}")',
+        expansion=end.expansion,
+        readout=Readout(end.theta - posterior.linearised.theta),
+        refinement=replace(end.report, n_passes=min(ranks.gathered(source.n))),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """The Gaussian, the linear model's mode where it was looked for, and how it went."""
+
+    theta: Float[Tensor, " p"]
+    curvature: Float[Tensor, "m c c"]
+    expansion: Expansion | None
+    report: Refinement
+
+
+def _found(model: LinearModel, posterior: Posterior, way: Variational, generator: torch.Generator) -> _Found:
     rule = expectation(model.likelihood, model.f.shape[1], model.y, generator=generator)
-    family = Family(model, way.covariance, rule)
-    expansion, end = _climbed(family, posterior, way.steps, generator)
-    parts = _parts(posterior, source, model, end.belief, way.covariance)
+    expansion, end = _climbed(Family(model, way.covariance, rule), posterior, way.steps, generator)
     report = Refinement(
         way.word,
         end.path,
@@ -59,19 +88,10 @@ def refine_variational(
         end.gradient,
         end.converged,
         end.n_steps,
-        source.n,
+        0,
         end.belief.bound,
     )
-    return replace(
-        posterior,
-        estimate=replace(posterior.estimate, parts=parts),
-        structure=way.covariance.structure,
-        fisher=Exact(),
-        why=f'refine(by="{way.word}")',
-        expansion=expansion,
-        readout=Readout(end.belief.theta - posterior.linearised.theta),
-        refinement=report,
-    )
+    return _Found(end.belief.theta, end.belief.curvature, expansion, report)
 
 
 def _climbed(
@@ -110,13 +130,13 @@ def _check(posterior: Posterior, most_floats: int, way: Variational) -> None:
 
 
 def _parts(
-    posterior: Posterior, source: Passes, model: LinearModel, belief: Belief, covariance: Covariance
+    posterior: Posterior, source: Passes, model: LinearModel, Lambda: Float[Tensor, "m c c"], covariance: Covariance
 ) -> tuple[Curvature, ...]:
     """E_q[JᵀΛJ] at unit dispersion, from the network's own factors: one more pass."""
     fisher: Fisher = Exact()
     if not isinstance(posterior.likelihood, Gaussian):
-        S = root_of(model, belief.curvature / model.likelihood_scale)
-        fisher = InOrder(S.reshape(model.n, -1, *S.shape[1:]))
+        S = root_of(model, Lambda / model.likelihood_scale)
+        fisher = InOrder(S.reshape(model.n, -1, *S.shape[1:])[model.own])
     return curvature.estimate(
         posterior.linearised,
         posterior.likelihood,

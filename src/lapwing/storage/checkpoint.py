@@ -10,17 +10,19 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import reduce
 from math import isfinite
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from lapwing import ranks
 from lapwing.curvature import Fisher, Keeper, Structure
 from lapwing.data import Batches, ModelInput
 from lapwing.errors import InputError, InputTypeError, StorageError, StructureError, located
@@ -74,8 +76,13 @@ def binding(
     return _hashed(facts, encoder)
 
 
-def tuning_binding(posterior: Posterior, arguments: dict[str, Any]) -> Binding:
-    """The posterior that is tuned, with its curvature, prior and noise, and how it is to be tuned."""
+def tuning_binding(
+    posterior: Posterior, data: Iterable[tuple[ModelInput, Tensor]], arguments: dict[str, Any]
+) -> Binding:
+    """The posterior that is tuned, with its curvature, prior and noise, and how it is to be tuned.
+
+    The data as well: the linear model's outputs are written down in their order, and each rank has those of its shard.
+    """
     encoder = Encoder(PROGRESS_TABLE)
     own = isinstance(posterior.likelihood, CustomLikelihood)
     facts = {
@@ -83,6 +90,8 @@ def tuning_binding(posterior: Posterior, arguments: dict[str, Any]) -> Binding:
         "the likelihood": "own" if own else encoder.encode(posterior.likelihood, "likelihood"),
         "the prior": encoder.encode(posterior.prior, "prior"),
         "the curvature": encoder.encode(posterior.estimate, "estimate"),
+        "the number of ranks": ranks.world(),
+        "the data, or their order,": reduce(_digest, data, ""),
         **{f"the argument {name}": value for name, value in arguments.items()},
     }
     return _hashed(facts, encoder)
@@ -115,19 +124,17 @@ class Checkpoint(Keeper):
     _expected: tuple[int, str] = field(default=(0, ""), init=False)  # the same after some batches of the earlier run
 
     @classmethod
-    def of_fit(cls, directory: Any, every: Any, bound_to: Binding, device: torch.device) -> Checkpoint:
+    def of_fit(cls, directory: Any, every: Any, bound_to: Binding, device: torch.device) -> Self:
         return cls(_directory(directory) / _FIT, _seconds(every), bound_to, device)
 
     @classmethod
-    def of_tuning(cls, directory: Any, every: Any, bound_to: Binding, device: torch.device) -> Checkpoint:
+    def of_tuning(cls, directory: Any, every: Any, bound_to: Binding, device: torch.device) -> Self:
         return cls(_directory(directory) / _TUNING, _seconds(every), bound_to, device)
 
     def resumed(self) -> dict[str, Any] | None:
-        if not self.path.exists():
-            return None
-        with located(str(self.path)):
-            state = self._read()
-        self._expected = state.get("done", 0), state["seen"]
+        state = self.read(self.path)
+        if state is not None:
+            self._expected = state.get("done", 0), state["seen"]
         return state
 
     def see(self, number: int, pair: tuple[ModelInput, Tensor]) -> None:
@@ -140,9 +147,11 @@ class Checkpoint(Keeper):
             )
 
     def offer(self, state: Callable[[], dict[str, Any]]) -> None:
-        if monotonic() - self._written >= self.every:
-            self._write(state())
-            self._written = monotonic()
+        if self.due():
+            self.write(self.path, state())
+
+    def due(self) -> bool:
+        return monotonic() - self._written >= self.every
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
@@ -154,17 +163,28 @@ class Checkpoint(Keeper):
             raise KeyboardInterrupt(f"Interrupted. {where}; the same call goes on from there.") from None
         self.path.unlink(missing_ok=True)
 
-    def _write(self, state: dict[str, Any]) -> None:
+    def write(self, path: Path, state: dict[str, Any]) -> bool:
+        """Whether it was written."""
         encoder = Encoder(PROGRESS_TABLE)
         node = encoder.encode({**state, "seen": self._seen}, "state")
         content = container.Content(json.dumps({"bound_to": self.bound_to, "state": node}), encoder.tensors)
         try:
-            replace_file(self.path, lambda file: container.write(file, content))
+            replace_file(path, lambda file: container.write(file, content))
         except StorageError as error:  # the fit itself can go on, from an older checkpoint if it must
             warnings.warn(f"checkpoint: {error}", stacklevel=2)
+            return False
+        finally:
+            self._written = monotonic()
+        return True
 
-    def _read(self) -> dict[str, Any]:
-        with open(self.path, "rb") as file:
+    def read(self, path: Path) -> dict[str, Any] | None:
+        if not path.exists():
+            return None
+        with located(str(path)):
+            return self._read(path)
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        with open(path, "rb") as file:
             content = container.read(file, os.fstat(file.fileno()).st_size)
         document = strictly_parsed(content.document, "the document")
         if not isinstance(document, dict) or document.keys() != {"bound_to", "state"}:
@@ -196,9 +216,10 @@ def _digest(before: str, pair: tuple[ModelInput, Tensor]) -> str:
 
 
 def _directory(directory: Any) -> Path:
+    """Ranks keep their own progress, each in a directory of its own."""
     if not isinstance(directory, str | os.PathLike):
         raise InputTypeError(f"checkpoint: expected the path of a directory, got {type(directory).__name__}.")
-    path = Path(directory)
+    path = Path(directory, f"rank{ranks.rank()}") if ranks.many() else Path(directory)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

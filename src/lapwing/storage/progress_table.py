@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass
 
 import torch
 
@@ -24,8 +23,6 @@ from lapwing.operators import Arrangement, LowRankCurvature
 from lapwing.storage.codec import Entry, Table
 from lapwing.storage.table import TABLE
 from lapwing.tuning import Position
-
-F = TypeVar("F", FactorBlock, ThinnedBlock)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,15 +58,11 @@ class _KeptOutput:
         return OutputBlock(self.arrangement, lambda: self.a, self.U)
 
 
-def _formed(block: F) -> F:
-    return replace(block, inputs=block.inputs.kept())
-
-
 _ROWS = {
     "Jacobian": Entry(Jacobian, _KeptRows.of, form=_KeptRows, restored=_KeptRows.restored),
     "OutputBlock": Entry(OutputBlock, _KeptOutput.of, form=_KeptOutput, restored=_KeptOutput.restored),
-    "FactorBlock": Entry(FactorBlock, _formed),
-    "ThinnedBlock": Entry(ThinnedBlock, _formed),
+    "FactorBlock": Entry(FactorBlock, FactorBlock.formed),
+    "ThinnedBlock": Entry(ThinnedBlock, ThinnedBlock.formed),
     "Given": Entry(Given),
     "Images": Entry(Images),
     "DenseBlock": Entry(DenseBlock),

@@ -25,7 +25,7 @@ from lapwing.tuning import relevance
 from lapwing.tuning.anderson import Anderson
 from lapwing.tuning.fixed_point import iterate_fixed_point, take_fixed_point_steps
 from lapwing.tuning.gradient import maximise_evidence
-from lapwing.tuning.mode import MOST_RESPONSES, both_moved, find_mode
+from lapwing.tuning.mode import MOST_RESPONSES, both_moved, find_mode, find_mode_to_rounding, settled
 from lapwing.tuning.position import Stage, Turns
 from lapwing.tuning.step import noise_is_free, noise_of, step, with_noise
 
@@ -127,15 +127,17 @@ def _alternated(posterior: Posterior, ascend: Ascent, data: Design, noise: bool,
             at.current = relevance.at_their_bounds(wanted, off)
             continue
         if newton:
-            at.current, change = both_moved(held, wanted, data, noise)
-            at.plain = at.current if change < plan.rtol else wanted
+            at.current, change, hessian = both_moved(held, wanted, data, noise)
+            if change < plan.rtol:
+                rest = replace(at.current, expansion=find_mode_to_rounding(at.current, data, plan.effort))
+                at.plain = settled(rest, noise, hessian)
         else:
             at.current = moved_to(wanted, at.mixing.next(logs(held), logs(wanted)))
             change = _change(held, wanted)
         if change < plan.rtol or (gain < _DRIFT and relevance.drifts(wanted)):
             break
     plain = at.plain
-    return plain if plan.memory == 0 else _expanded(plain, find_mode(plain, data, plan.effort))
+    return plain if plan.memory == 0 else _expanded(plain, find_mode_to_rounding(plain, data, plan.effort))
 
 
 def quadratic_is_exact(posterior: Posterior) -> bool:

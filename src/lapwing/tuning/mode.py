@@ -6,7 +6,7 @@ import torch
 
 from lapwing._types import Float, Tensor
 from lapwing.errors import InputError
-from lapwing.linear_model import Design, Effort, Expansion, Problem, solve_mode, solve_near
+from lapwing.linear_model import Design, Effort, Expansion, Problem, polished, solve_mode, solve_near
 from lapwing.operators import Precision
 from lapwing.posterior import Posterior
 from lapwing.tuning.gradient import MOST_DIFFERENCES, twice_differentiable
@@ -15,6 +15,8 @@ from lapwing.tuning.variables import Variables, uphill
 
 MOST_RESPONSES = MOST_DIFFERENCES  # variables whose pull on the mode is solved for
 _RESPONSE_RTOL = 1e-4
+
+Hessian = Float[Tensor, "d d"]
 
 
 def find_mode(posterior: Posterior, data: Design, effort: Effort, preconditioner: Precision | None = None) -> Expansion:
@@ -32,22 +34,42 @@ def find_mode(posterior: Posterior, data: Design, effort: Effort, preconditioner
     return found
 
 
-def both_moved(held: Posterior, wanted: Posterior, data: Design, noise: bool) -> tuple[Posterior, float]:
-    """Newton's step on E(z, θ_*(z)) from the pair that is held, on `wanted`; and its length.
+def find_mode_to_rounding(posterior: Posterior, data: Design, effort: Effort) -> Expansion:
+    found = find_mode(posterior, data, effort)
+    return polished(_problem(posterior, data), found, posterior.precision.nearby())
+
+
+def both_moved(held: Posterior, wanted: Posterior, data: Design, noise: bool) -> tuple[Posterior, float, Hessian]:
+    """Newton's step on E(z, θ_*(z)) from the pair that is held, on `wanted`; its length, and the Hessian.
 
     z are log precisions and log scales c_s of the noise. With the rows b of ∂²E/∂z∂θ, which are −δ_g E_g (θ_* − m₀) and
     c_s ∇ℓ_s, the mode moves by C b_k per unit of z_k, where C⁻¹ is the linear model's own Hessian. So the Hessian is
     that at a fixed mode, and B C Bᵀ.
     """
+    now, gradient, at_fixed_mode = _derivatives(held, noise)
+    hessian = at_fixed_mode + _through_the_mode(held, data, now.tune_noise)
+    moved = now.moved(uphill(gradient, hessian, now.free(gradient)))
+    return moved.on(wanted), float((moved.z - now.z).abs().max()), hessian
+
+
+def settled(held: Posterior, noise: bool, hessian: Hessian) -> Posterior:
+    """The last step once more, with the Hessian it had: from a pair at rest to its last digits.
+
+    Newton's step leaves the error of its length times that of its Hessian, _RESPONSE_RTOL; here that is squared.
+    """
+    now, gradient, _ = _derivatives(held, noise)
+    return now.moved(uphill(gradient, hessian, now.free(gradient))).on(held)
+
+
+def _derivatives(held: Posterior, noise: bool) -> tuple[Variables, Float[Tensor, " d"], Hessian]:
+    """Those of E at a fixed mode."""
     now = Variables.of(held, noise and noise_is_free(held))
     target = twice_differentiable(held, now.tune_noise)
     assert target is not None  # variables are few
-    gradient, hessian = target.derivatives(now.u, now.w)
-    moved = now.moved(uphill(gradient, hessian + _through_the_mode(held, data, now.tune_noise), now.free(gradient)))
-    return moved.on(wanted), float((moved.z - now.z).abs().max())
+    return now, *target.derivatives(now.u, now.w)
 
 
-def _through_the_mode(held: Posterior, data: Design, tune_noise: bool) -> Float[Tensor, "d d"]:
+def _through_the_mode(held: Posterior, data: Design, tune_noise: bool) -> Hessian:
     """B C Bᵀ, by conjugate gradients to a few digits."""
     at, prior = held.expansion, held.prior
     assert at is not None

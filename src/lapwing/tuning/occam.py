@@ -173,8 +173,7 @@ def _terms(H: Curvature, P0: GroupedDiagonal, groups: Int[Tensor, " g"]) -> Iter
         for g, values in enumerate(H.entries[P0.index == i] for i in range(P0.n_groups)):
             yield Spectrum(int(groups[g]), values, torch.ones_like(values))
     elif isinstance(H, LowRankCurvature):
-        few = not H.scale.ndim and P0.n_groups <= _MOST_KERNELS
-        yield KernelOccam(_kernels(H, P0), groups) if few else None
+        yield KernelOccam(_kernels(H, P0), groups) if P0.n_groups <= _MOST_KERNELS else None
     else:
         dense = dense_occam(H, P0)
         yield None if dense is None else DenseOccam(dense.H, groups[P0.index])
@@ -182,4 +181,6 @@ def _terms(H: Curvature, P0: GroupedDiagonal, groups: Int[Tensor, " g"]) -> Iter
 
 def _kernels(H: LowRankCurvature, P0: GroupedDiagonal) -> Float[Tensor, "g r r"]:
     one_hot = torch.eye(P0.n_groups, dtype=torch.float64, device=P0.index.device)
-    return torch.stack([H.scale * H.root.kernel(GroupedDiagonal(e, P0.index)) for e in one_hot])
+    half = H.scale.sqrt().expand(H.rank)
+    scale = H.scale if not H.scale.ndim else half[:, None] * half
+    return torch.stack([scale * H.root.kernel(GroupedDiagonal(e, P0.index)) for e in one_hot])
