@@ -248,10 +248,11 @@ class _Choice:
         if batches is None:
             raise InputError('tune(by="em") samples with the training data: lw.tune(posterior, data, by="em").')
         with random_state_kept(), torch.no_grad():
-            fixed = in_fixed_order(batches)
+            # Steps are long and samples come before the first of them, so passes over the data show how they go.
+            look = partial(observed, in_fixed_order(batches), posterior.likelihood, posterior.sites, progress=progress)
             tuned = em.tune_by_em(
                 posterior,
-                partial(observed, fixed, posterior.likelihood, posterior.sites, progress=False),
+                partial(look, what="em, a pass over the data"),
                 settings,
                 linear_mode=self.linear_mode,
                 noise=noise,
