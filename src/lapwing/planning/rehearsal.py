@@ -73,7 +73,7 @@ class Rehearsal:
         if isinstance(structure, Ekfac):  # the second pass: eigenvectors, and curvatures along the axes
             fitting += 12 * self.survey.kept_floats + 16 * self.n_parts * self.p
         probing = 5 * self._model_bytes  # the copy, shifted weights, their directions, a gradient, a temporary
-        fit = max(probing, self._model_bytes + 8 * self.p + fitting)  # the prior's index of groups is there already
+        fit = max(probing, self._model_bytes + fitting)
         return fit, self._held(structure) + max(predicting, self._decomposition(structure))
 
     def _fit_piece(self, structure: Structure, rows_at_once: int, columns: int) -> Piece:
