@@ -8,6 +8,8 @@ from scipy import stats
 
 from lapwing.linalg import (
     Estimated,
+    GramSum,
+    Products,
     apply_function,
     conjugate_gradients,
     hutch_plus_plus,
@@ -253,3 +255,34 @@ def test_too_few_rounds_are_admitted_and_repeated_eigenvalues_found() -> None:
     twice = torch.block_diag(A[:30, :30], A[:30, :30])
     found = leading_eigenpairs(product(twice), randn(6, 60, g=gen(1)), 4)
     assert_close(found.values, torch.linalg.eigvalsh(twice).flip(0)[:4], rtol=1e-9)
+
+
+# --- running sums ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [(3, 5), (70, 130, 2), (100, 4000, 300)])
+@pytest.mark.parametrize(("q", "d"), [(1, 7), (3, 7), (1, 128), (1, 255), (1, 256), (1, 300)])
+def test_a_column_of_ones_need_not_be_given(q: int, d: int, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Σ x xᵀ and Σ y xᵀ of rows (x, 1): few or many at a time, of one map or several, narrow or wide."""
+    gram, products = GramSum(q, d + 1, torch.device("cpu")), Products()
+    pieces = [randn(m, q, d, g=gen(m)).to(dtype) for m in sizes]
+    weights = [randn(m, q, 3, g=gen(m + 1)).to(dtype) for m in sizes]
+    for x, y in zip(pieces, weights, strict=True):
+        gram.add(x, ones=True)
+        products.add(y, x, ones=True)
+    x, y = torch.cat(pieces).double(), torch.cat(weights).double()
+    x = torch.cat([x, torch.ones(*x.shape[:2], 1)], dim=-1)
+    rtol = 1e-12 if dtype == torch.float64 else 1e-4
+    assert_close(gram.result(), torch.einsum("mqi,mqj->qij", x, x), rtol)
+    product = products.take()
+    assert product is not None
+    assert_close(product.double(), torch.einsum("mqo,mqi->qoi", y, x), rtol)
+
+
+def test_a_sum_of_nothing_is_zero_and_says_so() -> None:
+    gram = GramSum(2, 3, torch.device("cpu"))
+    assert gram.empty
+    assert torch.equal(gram.result(), torch.zeros(2, 3, 3, dtype=torch.float64))
+    gram.add(torch.ones(1, 2, 3))
+    assert not gram.empty

@@ -339,7 +339,7 @@ def block(n: int, r: int, o: int, i: int, *, turned: bool) -> OutputBlock:
     a[..., -1] = 1  # the bias
     U = torch.randn(o, o, dtype=torch.float64, generator=g) if turned else None
     weight, bias = slice(0, o * (i - 1)), slice(o * (i - 1), o * i)
-    return OutputBlock(Arrangement(1, o, weight, bias, (1, o, i - 1), (0, 1, 2)), lambda: a, U)
+    return OutputBlock.given(Arrangement(1, o, weight, bias, (1, o, i - 1), (0, 1, 2)), a, U)
 
 
 @pytest.mark.parametrize("turned", [False, True])

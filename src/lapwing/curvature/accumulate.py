@@ -18,7 +18,7 @@ from lapwing.curvature.output_layer import OutputTerms
 from lapwing.curvature.shards import over_ranks
 from lapwing.jacobian import FactorBlock, Jacobian, RowSizes
 from lapwing.likelihoods import Likelihood
-from lapwing.linalg import Products, add_gram_, mirror_
+from lapwing.linalg import Products, add_gram_, mirror_, single_or_better
 from lapwing.operators import (
     Arrangement,
     BlockDiagonalCurvature,
@@ -286,7 +286,8 @@ class DiagonalSum(Accumulator):
                     self.entries[s] += squares
 
     def add_output(self, terms: OutputTerms) -> None:
-        self.layers.add(terms.block.arrangement, *terms.squares())
+        diagonals, squares, ones = terms.squares()
+        self.layers.add(terms.block.arrangement, diagonals, squares, ones=ones)
 
     def result(self) -> Curvature:
         self.layers.finish()
@@ -315,20 +316,16 @@ class _LayerSquares:
             squares = block.squared_products()
             self.total = squares if self.total is None else self.total.add_(squares)
             return
-        for g in _single_or_better(block.g[:, :, 0]).unbind(1):
+        for g in single_or_better(block.g[:, :, 0]).unbind(1):
             self.total = g.square() if self.total is None else self.total.addcmul_(g, g)
 
     def fold(self, layers: LayerProducts) -> None:
         assert self.total is not None
         if self.one_position:
-            layers.add(self.arrangement, self.total, _single_or_better(self.inputs.tensor()[:, 0]).square())
+            a, ones = self.inputs.columns()
+            layers.add(self.arrangement, self.total, single_or_better(a[:, 0]).square(), ones=ones)
         else:
             layers.add_product(self.arrangement, self.total)
-
-
-def _single_or_better(x: Tensor) -> Tensor:
-    """Half precision has too few digits to be squared in."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class LayerProducts:
@@ -338,9 +335,12 @@ class LayerProducts:
         self.total = total
         self.layers: dict[int, tuple[Arrangement, Products]] = {}  # by where a layer begins
 
-    def add(self, arrangement: Arrangement, x: Float[Tensor, "m q o"], y: Float[Tensor, "m q i"]) -> None:
+    def add(
+        self, arrangement: Arrangement, x: Float[Tensor, "m q o"], y: Float[Tensor, "m q i"], *, ones: bool = False
+    ) -> None:
+        """`ones`: y comes without its last column, the bias's."""
         _, products = self.layers.setdefault(arrangement.slices[0].start, (arrangement, Products()))
-        products.add(x, y)
+        products.add(x, y, ones=ones)
         if products.full:
             self._fold(arrangement, products)
 

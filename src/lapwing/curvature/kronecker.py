@@ -16,7 +16,7 @@ from lapwing.curvature.accumulate import Accumulator, DenseSum, DiagonalSum, Str
 from lapwing.curvature.output_layer import OutputGram, OutputTerms
 from lapwing.curvature.shards import decompose_together
 from lapwing.errors import InputError
-from lapwing.jacobian import Block, FactorBlock, Given, Inputs, Jacobian, OutputBlock, RowSizes
+from lapwing.jacobian import Block, FactorBlock, Inputs, Jacobian, OutputBlock, RowSizes
 from lapwing.linalg import GramSum
 from lapwing.operators import (
     Arrangement,
@@ -155,8 +155,9 @@ class _FactorSum:
 
     def add_output(self, terms: OutputTerms) -> None:
         # A row of SᵀJ belongs to one term, so its sum over positions is the term itself, reduced or not.
-        n, r, _ = terms.block.a.shape
-        self._add_inputs(Given(terms.block.a[:, :, None]), n, r)
+        inputs = terms.block.inputs
+        n, r = inputs.columns()[0].shape[:2]
+        self._add_inputs(inputs, n, r)
         if self.Lambda is None:
             self.Lambda = OutputGram(self.arrangement.o, terms.block.device)
         self.Lambda.add(terms.output_curvature)
@@ -183,9 +184,11 @@ class _FactorSum:
 
     def result(self) -> list[tuple[slice, Curvature]]:
         arrangement = self.arrangement
-        A, B = self.A.result(), self.B.result()
-        if self.Lambda is not None:
-            B += self.Lambda.result()
+        A = self.A.result()
+        if self.Lambda is None:
+            B = self.B.result()
+        else:
+            B = self.Lambda.result() if self.B.empty else self.B.result().add_(self.Lambda.result())
         if self.structure.bias != "separate" or len(arrangement.slices) == 1:
             whole = slice(min(s.start for s in arrangement.slices), max(s.stop for s in arrangement.slices))
             return [(whole, self._curvature(arrangement, A, B))]

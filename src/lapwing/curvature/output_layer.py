@@ -25,10 +25,11 @@ class OutputTerms:
     block: OutputBlock
     output_curvature: OutputCurvature
 
-    def squares(self) -> tuple[Float[Tensor, "m 1 o"], Float[Tensor, "m 1 i"]]:
-        """Λ_cc and a_i² of every term, whose products add up to diag H."""
-        a = self.block.a.flatten(0, 1)
-        return self.output_curvature.diagonals().flatten(0, 1).to(a.dtype)[:, None], a.square()[:, None]
+    def squares(self) -> tuple[Float[Tensor, "m 1 o"], Float[Tensor, "m 1 _"], bool]:
+        """Λ_cc and a_i² of every term, whose products add up to diag H; and whether the ones of a are left out."""
+        a, ones = self.block.inputs.columns()
+        diagonals = self.output_curvature.diagonals().flatten(0, 1).to(a.dtype)
+        return diagonals[:, None], a.flatten(0, 1).square(), ones
 
     def axis_squares(self, where: slice, basis: Basis) -> Float[Tensor, " p"]:
         """The same along the axes of eigenbases of some of the layer's tensors, flattened as (o, i)."""
@@ -67,8 +68,9 @@ class OutputGram:
             self.grams[kept["sign"]].restore(kept["gram"])
 
     def result(self) -> Float[Tensor, "1 c c"]:
-        B = torch.zeros(1, self.c, self.c, dtype=torch.float64, device=self.device)
-        for sign, gram in self.grams.items():
-            B += sign * gram.result()
+        signed = [gram.result().mul_(sign) for sign, gram in self.grams.items()]
+        B = signed[0] if signed else torch.zeros(1, self.c, self.c, dtype=torch.float64, device=self.device)
+        for more in signed[1:]:
+            B += more
         B[0].diagonal().copy_(self.diagonal)
         return B

@@ -102,7 +102,8 @@ class _GradientSum:
         for name, g in gradients.items():
             self.total[self.whole[name]].add_(g.reshape(-1))
         for block in blocks:
-            self.layers.add(block.arrangement, block.g[:, 0].flatten(0, 1), block.a.flatten(0, 1))
+            a, ones = block.inputs.columns()
+            self.layers.add(block.arrangement, block.g[:, 0].flatten(0, 1), a.flatten(0, 1), ones=ones)
 
     def state(self) -> State:
         return self.layers.state()

@@ -24,6 +24,10 @@ class Inputs(ABC):
     @abstractmethod
     def tensor(self) -> Float[Tensor, "n r q i"]: ...
 
+    def columns(self) -> tuple[Float[Tensor, "n r q _"], bool]:
+        """The same without the ones, if they need not be written down, and whether they were left out."""
+        return self.tensor(), False
+
     @abstractmethod
     def at(self, data: slice) -> Inputs:
         """Those of some of the data."""
@@ -50,7 +54,8 @@ class Inputs(ABC):
 
     def add_gram_(self, total: GramSum) -> None:
         """total ← total + Σ a aᵀ over data and positions."""
-        total.add(self.tensor().flatten(0, 1))
+        a, ones = self.columns()
+        total.add(a.flatten(0, 1), ones=ones)
 
     def rotated(self, U: Float[Tensor, "q i j"]) -> Float[Tensor, "n r q j"]:
         """Uᵀ a."""
@@ -88,10 +93,13 @@ class Images(Inputs):
     by_channel: bool = True  # columns in the weight's order, channel, row, column; else row, column, channel
 
     def tensor(self) -> Float[Tensor, "n r q i"]:
+        a, ones = self.columns()
+        return torch.cat([a, a.new_ones(*a.shape[:-1], 1)], dim=-1) if ones else a
+
+    def columns(self) -> tuple[Float[Tensor, "n r q _"], bool]:
         patches = self._view()
         patches = patches.permute(0, 1, 2, 5, 3, 4) if self.by_channel else patches
-        a = patches.reshape(len(self.x), -1, 1, patches.shape[3:].numel())
-        return torch.cat([a, a.new_ones(*a.shape[:-1], 1)], dim=-1) if self.ones else a
+        return patches.reshape(len(self.x), -1, 1, patches.shape[3:].numel()), self.ones
 
     def at(self, data: slice) -> Images:
         return replace(self, x=self.x[data])

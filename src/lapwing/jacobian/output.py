@@ -6,16 +6,16 @@ u_c row c of U_B, the same for all data. So a row costs nothing beyond its input
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 
 from lapwing._types import Float, Int, Tensor
 from lapwing.jacobian.block import Block
 from lapwing.jacobian.factored import FactorBlock
-from lapwing.jacobian.inputs import Given
+from lapwing.jacobian.inputs import Given, Inputs
 from lapwing.linalg import aligned_product
 from lapwing.operators import Arrangement, GroupedDiagonal
 
@@ -26,27 +26,31 @@ _PIECE_FLOATS = 1 << 20  # of the products that covariances go through
 
 @dataclass(frozen=True, eq=False)
 class OutputBlock(Block):
-    """Inputs a (n, r, i); rows in the order (position, output). U is the identity when it is None."""
+    """Inputs a (n, r, i) of the one map; rows in the order (position, output). U is the identity when it is None."""
 
     arrangement: Arrangement
-    inputs: Callable[[], Float[Tensor, "n r i"]]
+    inputs: Inputs
     U: Float[Tensor, "c o"] | None = None
+
+    @classmethod
+    def given(cls, arrangement: Arrangement, a: Float[Tensor, "n r i"], U: Tensor | None = None) -> OutputBlock:
+        return cls(arrangement, Given(a[:, :, None]), U)
 
     @cached_property
     def a(self) -> Float[Tensor, "n r i"]:
-        return self.inputs()
+        return self.inputs.tensor()[:, :, 0]
 
     @property
     def device(self) -> torch.device:
-        return self.a.device
+        return self._bare.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.a.dtype
+        return self._bare.dtype
 
     @property
     def c(self) -> int:
-        return self.a.shape[1] * self._c
+        return self._bare.shape[1] * self._c
 
     @property
     def slices(self) -> tuple[slice, ...]:
@@ -104,7 +108,7 @@ class OutputBlock(Block):
         return product.reshape(n * self._c, m * other._c)
 
     def doubled(self) -> OutputBlock:
-        return replace(self, inputs=self.a.double)
+        return self._with(self.a.double())
 
     def sum_squares(self) -> tuple[Float[Tensor, " _"], ...]:
         inputs = self.a.double().square().sum((0, 1))
@@ -113,24 +117,27 @@ class OutputBlock(Block):
 
     def rotated(self, U_B: Float[Tensor, "q o o"], U_A: Float[Tensor, "q i i"]) -> OutputBlock:
         """The rows in other coordinates: W ↦ U_Bᵀ W U_A, flattened as (q, o, i)."""
-        a = aligned_product(self.a.flatten(0, 1), U_A[0]).unflatten(0, self.a.shape[:2])
+        a, ones = self.inputs.columns()
+        rows, shift = (U_A[0, :-1], U_A[0, -1]) if ones else (U_A[0], None)  # a bias sees the input 1
+        turned = aligned_product(a.flatten(0, 2), rows, shift).unflatten(0, a.shape[:2])
         U = U_B[0] if self.U is None else self.U @ U_B[0]
-        return OutputBlock(Arrangement.plain(1, U_B.shape[2], U_A.shape[2]), lambda: a, U)
+        return OutputBlock.given(Arrangement.plain(1, U_B.shape[2], U_A.shape[2]), turned, U)
 
     def within(self, where: slice) -> Block | None:
         arrangement, columns = self.arrangement.within(where)
         if arrangement is None:
             return None
-        return replace(self, arrangement=arrangement, inputs=lambda: self.a[..., columns])
+        every = arrangement.i == self.arrangement.i
+        return replace(self if every else self._with(self.a[..., columns]), arrangement=arrangement)
 
     def shifted(self, offset: int) -> OutputBlock:
-        return replace(self, arrangement=self.arrangement.shifted(offset), inputs=lambda: self.a)
+        return replace(self, arrangement=self.arrangement.shifted(offset))
 
     def concatenated(self, others: Sequence[Block]) -> Block:
         same = [block for block in others if isinstance(block, OutputBlock)]
         if len(same) < len(others):  # some data came another way
             return self.plain().concatenated(others)
-        return replace(self, inputs=lambda: torch.cat([self.a, *(block.a for block in same)]))
+        return self._with(torch.cat([self.a, *(block.a for block in same)]))
 
     def single_rows(self) -> Block:
         return self.plain().single_rows()
@@ -139,14 +146,14 @@ class OutputBlock(Block):
         position = int(rows[0]) // self._c if len(rows) else 0
         whole = torch.arange(position * self._c, (position + 1) * self._c, device=rows.device)
         if torch.equal(rows, whole):  # the outputs of one position
-            return replace(self, inputs=lambda: self.a[:, position : position + 1])
+            return self._with(self.a[:, position : position + 1])
         return self.plain().outputs_at(rows)
 
     def formed(self) -> OutputBlock:
-        return replace(self, inputs=partial(_given, self.a))
+        return self._with(self.a)
 
     def data_at(self, data: slice) -> OutputBlock:
-        return replace(self, inputs=lambda: self.a[data])
+        return replace(self, inputs=self.inputs.at(data))
 
     def plain(self) -> FactorBlock:
         """The gradients written out: (r c, r, 1, o) numbers, the same for all data."""
@@ -155,6 +162,14 @@ class OutputBlock(Block):
         g = torch.einsum("ts,co->tcso", torch.eye(r, dtype=self.dtype, device=self.a.device), U)
         g = g.reshape(1, r * self._c, r, 1, -1).expand(n, -1, -1, -1, -1)
         return FactorBlock(self.arrangement, g, Given(self.a[:, :, None]))
+
+    def _with(self, a: Float[Tensor, "n r i"]) -> OutputBlock:
+        return OutputBlock.given(self.arrangement, a, self.U)
+
+    @property
+    def _bare(self) -> Float[Tensor, "n r 1 _"]:
+        """The inputs as they came, with or without ones."""
+        return self.inputs.columns()[0]
 
     @property
     def _c(self) -> int:
@@ -177,7 +192,3 @@ class OutputBlock(Block):
             return torch.diag_embed(q).transpose(2, 3)
         U = self.U.to(q.dtype)
         return ((q[..., None, :] * U) @ U.T).transpose(2, 3)
-
-
-def _given(a: Float[Tensor, "n r i"]) -> Float[Tensor, "n r i"]:
-    return a

@@ -162,6 +162,10 @@ class Formed(Inputs):
     def tensor(self) -> Tensor:
         return with_bias(self.arrangement, self._joined)
 
+    def columns(self) -> tuple[Tensor, bool]:
+        alone = replace(self.arrangement, bias=None)
+        return with_bias(alone, self._joined), self.arrangement.bias is not None
+
     def at(self, data: slice) -> Formed:
         return Formed(self.arrangement, lambda: [self._joined[data]])
 

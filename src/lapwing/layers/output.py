@@ -12,8 +12,8 @@ from functools import cached_property
 import torch
 
 from lapwing._types import Float, Tensor
-from lapwing.jacobian import FactorBlock, Given, OutputBlock
-from lapwing.layers.base import Calls, FactorRule
+from lapwing.jacobian import FactorBlock, Given, Inputs, OutputBlock
+from lapwing.layers.base import Calls, FactorRule, Formed
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +24,7 @@ class OutputLayer:
     rule: FactorRule
     where: Mapping[str, slice]
     n: int
-    _formed: list[Given] = field(default_factory=list, init=False)
+    _formed: list[Inputs] = field(default_factory=list, init=False)
 
     @classmethod
     def of(cls, calls: Calls, where: Mapping[str, slice], f: Float[Tensor, "n k"]) -> OutputLayer | None:
@@ -48,12 +48,12 @@ class OutputLayer:
         """The block of J itself, the identity left implicit; rows in the order of `order`."""
         s = self.calls.outputs[0]
         rows = self.rows(s.new_zeros(()).expand(self.n, s.numel() // self.n, 1))
-        return OutputBlock(rows.arrangement, lambda: rows.a[:, :, 0])
+        return OutputBlock(rows.arrangement, rows.inputs)
 
-    def _inputs(self, block: FactorBlock) -> Given:
-        """The inputs, formed once for all blocks."""
+    def _inputs(self, block: FactorBlock) -> Inputs:
+        """The inputs, formed once for all blocks; those of a dense layer are there already."""
         if not self._formed:
-            self._formed.append(Given(block.a))
+            self._formed.append(block.inputs if isinstance(block.inputs, Formed) else Given(block.a))
         return self._formed[0]
 
     @cached_property

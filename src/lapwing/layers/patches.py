@@ -54,6 +54,10 @@ class Patches(Inputs):
     def tensor(self) -> Tensor:
         return with_bias(self.arrangement, joined([self.form(x, self.n) for x in self.calls]))
 
+    def columns(self) -> tuple[Tensor, bool]:
+        alone = replace(self, arrangement=replace(self.arrangement, bias=None))
+        return alone.tensor(), self.arrangement.bias is not None
+
     def at(self, data: slice) -> Patches:
         start, stop, _ = data.indices(self.n)
         images = [len(x) // self.n for x in self.calls]

@@ -10,7 +10,7 @@ import torch
 from lapwing._types import Float, State, Tensor
 from lapwing.linalg.symmetric import BLOCK, mirror_
 
-_MOST_ROWS = 2048  # summed in the rows' own precision; then the float64 sum is written
+_MOST_ROWS = 4096  # summed in the rows' own precision; then the float64 sum is written
 _FEWEST_ROWS = 64  # multiplied at once: fewer are gathered first
 _CONVERTED = 1 << 15  # numbers converted to another precision at a time
 _ALIGNED = 16  # numbers: products are written a third faster to rows that begin at multiples of so many
@@ -28,10 +28,12 @@ class Products:
     def full(self) -> bool:
         return self.n >= _MOST_ROWS
 
-    def add(self, x: Float[Tensor, "m q d"], y: Float[Tensor, "m q e"]) -> None:
-        left, right = self.few[0].joined(x), self.few[1].joined(y)
+    def add(self, x: Float[Tensor, "m q d"], y: Float[Tensor, "m q e"], *, ones: bool = False) -> None:
+        """`ones`: the last of the e columns of y are ones, and y comes without them."""
+        x, y = single_or_better(x), single_or_better(y)
+        left, right = self.few[0].joined(x), self.few[1].joined(y, ones=ones)
         if left is not None and right is not None:
-            self._multiply(left, right)
+            self._multiply(left, right, ones=ones and right is y)
 
     def take(self) -> Float[Tensor, "q d e"] | None:
         """The sum since it was last taken, to be added elsewhere before the next rows come; None if there was none."""
@@ -49,11 +51,13 @@ class Products:
             few.restore(kept)
         self.part, self.n = state["part"], state["n"]
 
-    def _multiply(self, x: Float[Tensor, "m q d"], y: Float[Tensor, "m q e"]) -> None:
+    def _multiply(self, x: Float[Tensor, "m q d"], y: Float[Tensor, "m q e"], *, ones: bool = False) -> None:
+        e, beta = y.shape[2], float(self.n > 0)  # β = 0 overwrites what was taken
         if self.part is None:
-            self.part = _aligned(x, x.shape[1], x.shape[2], y.shape[2])
-        # β = 0 overwrites what was taken
-        self.part.baddbmm_(x.permute(1, 2, 0), y.transpose(0, 1), beta=float(self.n > 0))
+            self.part = _aligned(x, x.shape[1], x.shape[2], e + ones)
+        self.part[..., :e].baddbmm_(x.permute(1, 2, 0), y.transpose(0, 1), beta=beta)
+        if ones:
+            _add_(self.part[..., e], x.sum(0), beta)
         self.n += len(x)
 
 
@@ -61,35 +65,43 @@ class GramSum:
     """Σ x xᵀ for rows x (m, q, d), per map q; only the upper block triangle is computed until the end."""
 
     def __init__(self, q: int, d: int, device: torch.device) -> None:
-        self.H = torch.zeros(q, d, d, dtype=torch.float64, device=device)
+        self.shape, self.device = (q, d, d), device
+        self.H: Tensor | None = None
         self.few = _Few()
         self.part: Tensor | None = None
         self.n = 0
 
-    def add(self, x: Float[Tensor, "m q d"]) -> None:
-        rows = self.few.joined(x)
+    def add(self, x: Float[Tensor, "m q d"], *, ones: bool = False) -> None:
+        """`ones`: the last of the d columns are ones, and x comes without them."""
+        x = single_or_better(x)
+        rows = self.few.joined(x, ones=ones)
         if rows is not None:
-            self._multiply(rows)
+            self._multiply(rows, ones=ones and rows is x)
         if self.n >= _MOST_ROWS:
             self._fold()
 
     def add_product(self, product: Float[Tensor, "q d d"]) -> None:
         """Σ x xᵀ of some rows, multiplied out elsewhere."""
-        self.H.add_(product)
+        self._sum().add_(product)
 
     def add_transposed(self, x: Float[Tensor, "m d r"]) -> None:
         """Σ_m x xᵀ for one map, the rows x being columns here: they need not be copied to be multiplied."""
-        x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-        self.H[0].add_(x.new_zeros(x.shape[1], x.shape[1]).addbmm_(x, x.mT))
+        x = single_or_better(x)
+        self._sum()[0].add_(x.new_zeros(x.shape[1], x.shape[1]).addbmm_(x, x.mT))
+
+    @property
+    def empty(self) -> bool:
+        return self.H is None and not self.n and not self.few.n
 
     def result(self) -> Float[Tensor, "q d d"]:
         rows = self.few.rest()
         if rows is not None:
             self._multiply(rows)
         self._fold()
-        for H in self.H:
+        total = self._sum()
+        for H in total:
             mirror_(H)
-        return self.H
+        return total
 
     def state(self) -> State:
         return {"H": self.H, "few": self.few.state(), "part": self.part if self.n else None, "n": self.n}
@@ -98,25 +110,53 @@ class GramSum:
         self.H, self.part, self.n = state["H"], state["part"], state["n"]
         self.few.restore(state["few"])
 
-    def _multiply(self, x: Float[Tensor, "m q d"]) -> None:
+    def _multiply(self, x: Float[Tensor, "m q d"], *, ones: bool = False) -> None:
         d, beta = x.shape[2], float(self.n > 0)
         if self.part is None:
-            self.part = _aligned(x, *self.H.shape)
-        self.n += len(x)
+            self.part = _aligned(x, *self.shape)
         if x.shape[1] > 1 or d < 2 * BLOCK:
-            self.part.baddbmm_(x.permute(1, 2, 0), x.transpose(0, 1), beta=beta)
-            return
-        for start in range(0, d, BLOCK):
-            rows = slice(start, start + BLOCK)
-            self.part[0, rows, start:].addmm_(x[:, 0, rows].T, x[:, 0, start:], beta=beta)
+            self.part[:, :d, :d].baddbmm_(x.permute(1, 2, 0), x.transpose(0, 1), beta=beta)
+        else:
+            M = x[:, 0]
+            strips = zip(range(0, d, BLOCK), self.part[0, :d, :d].split(BLOCK), M.T.split(BLOCK), strict=True)
+            for start, strip, rows in strips:  # `narrow`, as slices take longer than small products
+                strip.narrow(1, start, d - start).addmm_(rows, M.narrow(1, start, d - start), beta=beta)
+        if ones:
+            _add_(self.part[:, :d, d], x.sum(0), beta)
+            self.part[:, d, d] = len(x) + (self.part[:, d, d] if self.n else 0)
+        self.n += len(x)
 
     def _fold(self) -> None:
         if self.n and self.part is not None:
-            d = self.H.shape[1]
-            for start in range(0, d, BLOCK):  # what is below the diagonal blocks was not computed
+            first = self.H is None
+            total = self.part.new_empty(self.shape, dtype=torch.float64) if self.H is None else self.H
+            for start in range(0, self.shape[1], BLOCK):  # what is below the diagonal blocks was not computed
                 rows = slice(start, start + BLOCK)
-                add_converted_(self.H[:, rows, start:], self.part[:, rows, start:])
+                if first:
+                    total[:, rows, start:].copy_(self.part[:, rows, start:])
+                else:
+                    add_converted_(total[:, rows, start:], self.part[:, rows, start:])
+            self.H = total
         self.n = 0
+
+    def _sum(self) -> Float[Tensor, "q d d"]:
+        """The float64 sum; zeros if there is none yet."""
+        if self.H is None:
+            self.H = torch.zeros(self.shape, dtype=torch.float64, device=self.device)
+        return self.H
+
+
+def single_or_better(x: Tensor) -> Tensor:
+    """Half precision has too few digits to be multiplied and added up in."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _add_(total: Tensor, part: Tensor, beta: float) -> None:
+    """total ← β total + part, β being 0 or 1."""
+    if beta:
+        total.add_(part)
+    else:
+        total.copy_(part)
 
 
 def add_converted_(total: Float[Tensor, "q d *e"], part: Float[Tensor, "q d *e"]) -> None:
@@ -127,9 +167,12 @@ def add_converted_(total: Float[Tensor, "q d *e"], part: Float[Tensor, "q d *e"]
         total[:, rows].add_(part[:, rows])
 
 
-def aligned_product(x: Float[Tensor, "m d"], y: Float[Tensor, "d e"]) -> Float[Tensor, "m e"]:
-    """x y, written to aligned rows; of tensors that nothing is differentiated by."""
-    return torch.mm(x, y, out=_aligned(x, len(x), y.shape[1]))
+def aligned_product(
+    x: Float[Tensor, "m d"], y: Float[Tensor, "d e"], shift: Float[Tensor, " e"] | None = None
+) -> Float[Tensor, "m e"]:
+    """x y + shift, written to aligned rows; of tensors that nothing is differentiated by."""
+    product = torch.mm(x, y, out=_aligned(x, len(x), y.shape[1]))
+    return product if shift is None else product.add_(shift)
 
 
 def _aligned(like: Tensor, *shape: int) -> Float[Tensor, ...]:
@@ -148,12 +191,11 @@ class _Few:
         self.pending: list[Tensor] = []
         self.n = 0
 
-    def joined(self, x: Float[Tensor, "m ..."]) -> Tensor | None:
-        """Rows to multiply now, if they are enough."""
-        x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    def joined(self, x: Float[Tensor, "m ..."], *, ones: bool = False) -> Tensor | None:
+        """Rows to multiply now, if they are enough: x itself, or gathered ones, with their columns of ones."""
         if not self.n and len(x) >= _FEWEST_ROWS:
             return x
-        self.pending.append(x.clone())
+        self.pending.append(torch.cat([x, x.new_ones(*x.shape[:-1], 1)], dim=-1) if ones else x.clone())
         self.n += len(x)
         return self.rest() if self.n >= _FEWEST_ROWS else None
 

@@ -223,7 +223,7 @@ class RotatedPrecision(Precision):
 
     @cached_property
     def _single_inverse(self) -> Float[Tensor, " p"]:
-        return (1 / self.E).flatten().float()
+        return self.E.reciprocal_().flatten().float()  # made anew, and nobody else's
 
     def _through(self, v: Tensor, E: Tensor) -> Tensor:
         W = self.basis.rotate(self.arrangement.matrices(v))

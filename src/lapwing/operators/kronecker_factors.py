@@ -49,7 +49,8 @@ class Eigen:
 
     @cached_property
     def pair(self) -> tuple[Float[Tensor, "q d"], Float[Tensor, "q d d"]]:
-        values, U = torch.linalg.eigh(self.total / self.count)
+        values, U = torch.linalg.eigh(self.total)
+        values = values / self.count
         # Eigenvalues within rounding of zero are zero: a rank-deficient factor must not outweigh a weak prior.
         rounding = values.shape[-1] * torch.finfo(values.dtype).eps * values.amax(-1, keepdim=True)
         return torch.where(values > rounding, values, 0.0), U
@@ -117,7 +118,7 @@ class ExactDamping(Damping):
     adds = True
 
     def eigenvalues(self, a: Tensor, b: Tensor, delta: Tensor) -> Float[Tensor, "q o i"]:
-        return b[:, :, None] * a[:, None, :] + delta
+        return torch.addcmul(delta, b[:, :, None], a[:, None, :])
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class _KeptOutput:
         return cls(block.arrangement, block.a, block.U)
 
     def restored(self, device: torch.device) -> OutputBlock:
-        return OutputBlock(self.arrangement, lambda: self.a, self.U)
+        return OutputBlock.given(self.arrangement, self.a, self.U)
 
 
 _ROWS = {
