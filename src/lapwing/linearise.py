@@ -22,7 +22,7 @@ from lapwing._types import Float, Int, Tensor
 from lapwing.data import ModelInput
 from lapwing.errors import ModelError, NumericalError, ShapeError
 from lapwing.jacobian import Block, DenseBlock, FactorBlock, Jacobian, OutputBlock, RowSizes
-from lapwing.layers import Calls, OutputLayer, called_densely, captured_blocks, places, recording
+from lapwing.layers import Calls, OutputLayer, called_densely, captured_blocks, places, recording, vjp
 from lapwing.linalg import all_finite
 from lapwing.network import Network, with_images_in
 from lapwing.params import ParamLayout
@@ -41,6 +41,7 @@ class Linearised:
     sizes: RowSizes  # what one row of J takes in memory
     layout_of_images: torch.memory_format = torch.preserve_format  # in which they go through the network when traced
     last: str | None = None  # the module whose output is the network's
+    datum_floats: int | None = None  # numbers that a forward pass keeps for each datum; None: there is no telling
 
     @property
     def k(self) -> int:
@@ -261,7 +262,7 @@ def looped_rows(
 def pull_back(f: Tensor, sources: Sequence[Tensor], u: Tensor) -> tuple[Tensor, ...]:
     if not f.requires_grad:  # the output does not depend on any of these tensors
         return tuple(torch.zeros_like(p) for p in sources)
-    gradients = torch.autograd.grad(f, sources, u, retain_graph=True, allow_unused=True)
+    gradients = vjp(f, sources, u)
     # An embedding may ask for sparse gradients; rows are dense here.
     dense = (g.to_dense() if g is not None and g.is_sparse else g for g in gradients)
     return tuple(torch.zeros_like(p) if g is None else g for p, g in zip(sources, dense, strict=True))

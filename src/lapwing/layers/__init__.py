@@ -9,7 +9,7 @@ from lapwing.layers.base import (
     called_densely,
     summed_over_positions,
 )
-from lapwing.layers.capture import captured_blocks, places, pulled_back, recording
+from lapwing.layers.capture import captured_blocks, places, pulled_back, recording, vjp
 from lapwing.layers.output import OutputLayer
 from lapwing.layers.rules import register_rule, rule_for, ruled_modules
 
@@ -29,4 +29,5 @@ __all__ = [
     "rule_for",
     "ruled_modules",
     "summed_over_positions",
+    "vjp",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -58,5 +58,13 @@ def places(layout: ParamLayout, path: str) -> dict[str, slice]:
 def pulled_back(f: Tensor, outputs: list[Tensor], column: Tensor) -> list[Tensor]:
     if not f.requires_grad or not outputs:
         return [torch.zeros_like(s) for s in outputs]
-    gradients = torch.autograd.grad(f, outputs, column.to(f.dtype), retain_graph=True, allow_unused=True)
+    gradients = vjp(f, outputs, column.to(f.dtype))
     return [torch.zeros_like(s) if g is None else g for s, g in zip(outputs, gradients, strict=True)]
+
+
+def vjp(f: Tensor, sources: Sequence[Tensor], u: Tensor) -> tuple[Tensor | None, ...]:
+    """uᵀ ∂f/∂s for every source s; None where f does not depend on it.
+
+    As the gradient of u · f: to check the shape of a u that it is given, torch loads its symbolic algebra, of 80 MB.
+    """
+    return torch.autograd.grad((f * u).sum(), list(sources), retain_graph=True, allow_unused=True)
