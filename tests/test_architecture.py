@@ -21,7 +21,7 @@ ORDER = [
     {"operators"},
     {"params"},
     {"data", "likelihoods"},
-    {"observations", "network"},
+    {"observations", "network", "joining"},
     {"priors"},
     {"jacobian"},
     {"layers"},

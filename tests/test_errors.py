@@ -212,7 +212,7 @@ MODELS = [
     Row("batch on the second axis", computing(lambda f: f.T, 4), fit(), SHAPE, ("(4, 3)", "3 inputs", "batch as first axis")),
     Row("outputs without entries", computing(lambda f: f[:, :0]), fit(), SHAPE, ("no outputs", "(3, 0)")),
     Row("rows that see each other", neighbourly, fit(), VALUE, ("other rows", "track_running_stats=False")),
-    Row("outputs of changing length", computing(lambda f: f.unsqueeze(1).expand(-1, 2 if len(f) == 2 else 1, -1)), fit([(X, LABELS[:, None]), (X[:2], LABELS[:2, None])]), SHAPE, ("batch 1", "(2, 2, 3)", "one shape")),
+    Row("outputs of changing length", computing(lambda f: f.unsqueeze(1).expand(-1, 2 if len(f) == 2 else 1, -1)), fit([(X, LABELS[:, None]), (X[:2].double(), LABELS[:2, None])]), SHAPE, ("batch 1", "(2, 2, 3)", "one shape")),
     Row("infinite outputs later", computing(torch.exp), fit([(X, LABELS), (1e4 * X, LABELS)]), NUMBERS, ("batch 1", "infinite", "inputs")),
 ]  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,11 +28,11 @@ class ModelInput:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     n: int
+    origin: str = ""  # which of the user's batches these data are, in words; for messages
 
     def mapped(self, function: Callable[[Any], Any], n: int) -> ModelInput:
-        return ModelInput(
-            tuple(function(v) for v in self.args), {key: function(v) for key, v in self.kwargs.items()}, n
-        )
+        args, kwargs = tuple(function(v) for v in self.args), {key: function(v) for key, v in self.kwargs.items()}
+        return ModelInput(args, kwargs, n, self.origin)
 
     def batched(self, value: Any) -> bool:
         return isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == self.n
@@ -92,7 +92,7 @@ class Batches:
                 left -= x.n
             seen += 1
             if x.n:
-                yield x, y
+                yield replace(x, origin=f"batch {number}"), y
         if not seen and not ranks.many():  # of several ranks some may have nothing to do
             raise InputError(
                 "The data gave no batch: the loader or data set is empty. Check the sampler, `drop_last` and the split."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -36,7 +37,7 @@ def _paired(x: ModelInput, y: Any) -> ModelInput:
         return x
     n = first.shape[0]
     if any(isinstance(v, Tensor) and v.ndim > 0 and v.shape[0] == n for _, v in x.leaves()):
-        return ModelInput(x.args, x.kwargs, n)
+        return replace(x, n=n)
     raise ShapeError(f"{x.n} inputs came with {n} targets; they must pair up, row by row.")
 
 

@@ -77,6 +77,7 @@ def linearise(model: nn.Module, choose: LayoutChoice, x: ModelInput) -> Linearis
         sizes=sizes,
         layout_of_images=images,
         last=last,
+        datum_floats=_datum_floats(network, few),
     )
 
 
@@ -104,6 +105,27 @@ def last_layer(model: nn.Module, x: ModelInput) -> ParamLayout:
 def _datum_shape(network: Network, few: ModelInput) -> tuple[int, ...]:
     with borrowed(network.model), torch.no_grad():
         return check_outputs(network(few, {}), few.n)
+
+
+def _datum_floats(network: Network, few: ModelInput) -> int | None:
+    """Numbers that a forward pass keeps for the way back, for each datum; None when there is no telling."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.numel()
+        return tensor
+
+    leaves = {
+        name: tensor.detach().requires_grad_()
+        for name, tensor in network.tensors.items()
+        if name not in network.buffers and tensor.is_floating_point()
+    }
+    with suppress(Exception), borrowed(network.model), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        f = network(few, leaves)
+        for leaf in leaves.values():
+            kept.pop(leaf.untyped_storage().data_ptr(), None)
+        return -(-(sum(kept.values()) + f.numel()) // few.n)
+    return None
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,10 +22,14 @@ from lapwing.curvature.statistics import FitStatistics, RunningStatistics
 from lapwing.data import ModelInput
 from lapwing.errors import located
 from lapwing.jacobian import Jacobian
+from lapwing.joining import Joiner
 from lapwing.likelihoods import Likelihood, Sites
 from lapwing.linearise import Linearised, Trace
 from lapwing.operators import Curvature, GroupedDiagonal
 from lapwing.products import DataJacobian
+
+_JOINED_FLOATS = 1 << 21  # numbers left behind by a forward pass up to which small batches are put together
+_JOINED_DATA = 1024  # and data in it, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,16 +74,24 @@ class Pass:
         self, data: Iterable[tuple[ModelInput, Tensor]], done: int = 0
     ) -> Generator[tuple[Trace, Tensor, Tensor], None, None]:
         """(trace, f, y) for successive pieces of the batches; each trace is open until the next is asked for."""
-        # Tensors without a rule give all their rows in one sweep; layers with one give them column by column.
-        at_once = self.linearised.rest.names or self.summation.whole_data
-        n = max(1, self.rows_at_once // (self.linearised.k if at_once else 1))
         for number, (batch, targets) in enumerate(data, done):
-            step = in_equal_parts(batch.n, n)
+            step = in_equal_parts(batch.n, self.data_at_once)
             for start in range(0, batch.n, step):
                 some = slice(start, start + step)
                 x, y = (batch, targets) if step >= batch.n else (batch.rows(some), targets[some])
-                with located(f"batch {number}"), self.linearised.trace(x) as trace:
+                with located(batch.origin or f"batch {number}"), self.linearised.trace(x) as trace:
                     yield trace, self.sites.split(self.outputs(trace)), y
+
+    @property
+    def data_at_once(self) -> int:
+        # Tensors without a rule give all their rows in one sweep; layers with one give them column by column.
+        at_once = self.linearised.rest.names or self.summation.whole_data
+        return max(1, self.rows_at_once // (self.linearised.k if at_once else 1))
+
+    @property
+    def joined_at_most(self) -> int:
+        """Small batches are put together up to so many data."""
+        return min(self.data_at_once, data_joined(self.linearised))
 
     def add(self, accumulators: Sequence[Accumulator], trace: Trace, f: Float[Tensor, "n t c"], y: Tensor) -> None:
         """Add one piece to the accumulators of the parts: by its likelihood terms if it can be, else row by row."""
@@ -116,6 +128,11 @@ class Pass:
         columns = cotangents(part, self.sites, self.fisher)
         for group in columns.split(self.columns_at_once(trace.x.n), dim=-1):
             yield trace.rows(group)
+
+
+def data_joined(linearised: Linearised) -> int:
+    """Data that are worth one forward pass: as many as leave little behind in it."""
+    return min(_JOINED_DATA, _JOINED_FLOATS // max(1, linearised.datum_floats or _JOINED_FLOATS))
 
 
 def in_equal_parts(n: int, at_most: int) -> int:
@@ -223,11 +240,16 @@ def _pass(
     parts: list[Curvature] | None,
 ) -> None:
     """Add all data, or those that an earlier run has left over; `parts` are what a pass before this one has found."""
-    done = 0
+    done, joiner = 0, Joiner(sums.sweep.joined_at_most)
     if found is not None:
         sums.restore(found)
+        joiner.restore(found.get("waiting", {}))
         done = found["done"]
-    left = kept(data(), done, keeper, lambda k: {"parts": parts, "done": k, **sums.state()})
-    with closing(sums.sweep.pieces(left, done)) as pieces:
+
+    def state(k: int) -> State:
+        return {"parts": parts, "done": k, "waiting": joiner.state(), **sums.state()}
+
+    left = kept(data(), done, keeper, state)
+    with closing(sums.sweep.pieces(joiner.through(left), done)) as pieces:
         for trace, f, y in pieces:
             add(trace, f, y)

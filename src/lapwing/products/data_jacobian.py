@@ -67,7 +67,7 @@ class DataJacobian:
     def pieces(self) -> Generator[DataPiece, None, None]:
         """One forward pass over the data; each piece is open until the next is asked for."""
         for number, (x, y) in enumerate(self.source()):
-            with located(f"batch {number}"), self.linearised.unrecorded(x) as trace:
+            with located(x.origin or f"batch {number}"), self.linearised.unrecorded(x) as trace:
                 yield DataPiece(trace, y, self.jvp, self.vjp)
 
     def mv(self, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:

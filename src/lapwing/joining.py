@@ -1,0 +1,123 @@
+"""Small batches, put together: every batch costs the same handful of calls, whatever is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from lapwing._types import State, Tensor
+from lapwing.data import ModelInput
+
+Pair = tuple[ModelInput, Tensor]
+
+
+def joined_size(n: int, at_most: int) -> int:
+    """How many data are together when batches of n are joined."""
+    return max(1, at_most // n) * n
+
+
+class Joiner:
+    """Hands data on in the order they came, in fewer batches of at most so many; larger ones as they are.
+
+    Only batches of one kind are put together: the same arguments, shapes and dtypes. What waits for more is copied, as
+    a loader may fill one batch over and over, and can be written down.
+    """
+
+    def __init__(self, at_most: int) -> None:
+        self.at_most = at_most
+        self.waiting: _Group | None = None
+
+    def through(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
+        """Whoever asks for the next batch has worked on the last."""
+        for x, y in pairs:
+            if self.waiting is not None and self.waiting.takes(x, y):
+                self.waiting.add(x, y)
+                continue
+            yield from self._rest()
+            if 2 * x.n <= self.at_most and _plain(x):
+                self.waiting = _Group(x, y, self.at_most)
+            else:
+                yield x, y
+        yield from self._rest()
+
+    def _rest(self) -> list[Pair]:
+        waiting, self.waiting = self.waiting, None
+        return [] if waiting is None else [waiting.pair()]
+
+    def state(self) -> State:
+        if self.waiting is None:
+            return {}
+        x, y = self.waiting.pair()
+        return {"args": list(x.args), "kwargs": dict(x.kwargs), "n": x.n, "origin": x.origin, "y": y}
+
+    def restore(self, state: State) -> None:
+        if state:
+            x = ModelInput(tuple(state["args"]), state["kwargs"], state["n"], state["origin"])
+            self.waiting = _Group(x, state["y"], self.at_most)
+
+
+class _Group:
+    """Room for some batches, and those that are in it."""
+
+    def __init__(self, x: ModelInput, y: Tensor, at_most: int) -> None:
+        self.first, self.last, self.n, self.at_most = x, x.origin, 0, at_most
+        self.room = [_empty(v, at_most) if x.batched(v) else v for v in _values(x)]
+        self.y = _empty(y, at_most)
+        self.add(x, y)
+
+    def takes(self, x: ModelInput, y: Tensor) -> bool:
+        first = self.first
+        if self.n + x.n > self.at_most or len(x.args) != len(first.args) or [*x.kwargs] != [*first.kwargs]:
+            return False
+        return _fits(y, self.y) and all(
+            first.batched(old) and _fits(new, room) if x.batched(new) else _same(new, old)
+            for new, room, old in zip(_values(x), self.room, _values(first), strict=True)
+        )
+
+    def add(self, x: ModelInput, y: Tensor) -> None:
+        rows = slice(self.n, self.n + x.n)
+        for new, room in zip(_values(x), self.room, strict=True):
+            if x.batched(new):
+                room[rows] = new.detach()
+        self.y[rows] = y
+        self.n, self.last = self.n + x.n, x.origin
+
+    def pair(self) -> Pair:
+        rooms = iter(self.room)
+
+        def filled(old: Any) -> Any:
+            room = next(rooms)
+            return room[: self.n] if self.first.batched(old) else old
+
+        x = self.first.mapped(filled, self.n)
+        alone = self.first.origin == self.last
+        return replace(x, origin=x.origin if alone else f"{x.origin} to {self.last}"), self.y[: self.n]
+
+
+def _values(x: ModelInput) -> list[Any]:
+    return [*x.args, *x.kwargs.values()]
+
+
+def _plain(x: ModelInput) -> bool:
+    """Whether all arguments can be copied, compared and written down."""
+    return all(v.layout is torch.strided and not v.is_nested if isinstance(v, Tensor) else _word(v) for v in _values(x))
+
+
+def _word(value: Any) -> bool:
+    return value is None or isinstance(value, str | bool | int | float)
+
+
+def _empty(like: Tensor, n: int) -> Tensor:
+    return torch.empty((n, *like.shape[1:]), dtype=like.dtype, device=like.device)
+
+
+def _fits(new: Tensor, room: Tensor) -> bool:
+    return new.shape[1:] == room.shape[1:] and new.dtype == room.dtype and new.device == room.device
+
+
+def _same(new: Any, old: Any) -> bool:
+    """Whether an argument that carries no batch is the same for both."""
+    return new is old or (_word(new) and type(new) is type(old) and new == old)

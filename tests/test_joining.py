@@ -1,0 +1,123 @@
+"""Small batches put together: the same data, in the same order, and nothing of other kinds mixed in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lapwing as lw
+from lapwing.data import ModelInput, as_batches
+from lapwing.joining import Joiner, joined_size
+from makers import randn
+from oracle import assert_close
+
+Pair = tuple[ModelInput, Tensor]
+
+
+def pairs(*sizes: int, width: int = 2) -> list[Pair]:
+    batches = [(randn(n, width, g=torch.Generator().manual_seed(n)), torch.arange(n)) for n in sizes]
+    return [(x, y) for x, y in as_batches(batches)]
+
+
+def joined(given: list[Pair], at_most: int) -> Iterator[Pair]:
+    return Joiner(at_most).through(given)
+
+
+def sizes(found: list[Pair]) -> list[int]:
+    return [x.n for x, _ in found]
+
+
+@pytest.mark.parametrize(
+    ("given", "at_most", "expected"),
+    [
+        ((4, 4, 4, 4, 4), 8, [8, 8, 4]),
+        ((4, 4, 4, 4, 4), 7, [4, 4, 4, 4, 4]),
+        ((3, 3, 3, 1), 10, [10]),
+        ((2, 9, 2, 2), 8, [2, 9, 4]),
+        ((1,), 8, [1]),
+    ],
+)
+def test_all_data_come_in_order(given: tuple[int, ...], at_most: int, expected: list[int]) -> None:
+    before, after = pairs(*given), list(joined(pairs(*given), at_most))
+    assert sizes(after) == expected
+    assert_close(torch.cat([x.args[0] for x, _ in after]), torch.cat([x.args[0] for x, _ in before]), 0)
+    assert torch.equal(torch.cat([y for _, y in after]), torch.cat([y for _, y in before]))
+
+
+def test_messages_name_the_batches() -> None:
+    assert [x.origin for x, _ in joined(pairs(4, 4, 4), 8)] == ["batch 0 to batch 1", "batch 2"]
+
+
+def test_other_kinds_are_kept_apart() -> None:
+    wide = pairs(2, width=3)
+    single = [(x.mapped(lambda v: v.float(), x.n), y) for x, y in pairs(2)]
+    flagged = [(ModelInput(x.args, {"flag": flag}, x.n), y) for flag in (True, False) for x, y in pairs(2)]
+    mixed = [*pairs(2, 2), *wide, *single, *flagged, *pairs(2)]
+    assert sizes(list(joined(mixed, 100))) == [4, 2, 2, 2, 2, 2]
+
+
+def test_arguments_without_a_batch_are_handed_on() -> None:
+    table = torch.eye(3)
+    given = [(ModelInput((x.args[0], table), {"mode": "a"}, x.n), y) for x, y in pairs(2, 2)]
+    ((x, _),) = joined(given, 10)
+    assert x.n == 4 and x.args[1] is table and x.kwargs == {"mode": "a"}
+
+
+def test_a_loader_may_fill_one_batch_over_and_over() -> None:
+    X, Y = randn(6, 3, g=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 1, 0, 1, 0])
+
+    class Refilling:
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            x, y = torch.empty(2, 3, dtype=torch.float64), torch.empty(2, dtype=torch.long)
+            for start in (0, 2, 4):
+                x.copy_(X[start : start + 2])
+                y.copy_(Y[start : start + 2])
+                yield x, y
+
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    filled, whole = (lw.fit(model, data, "classification", structure="kron") for data in (Refilling(), (X, Y)))
+    assert_close(filled.log_evidence(), whole.log_evidence(), 1e-12)
+
+
+def test_how_many_are_together() -> None:
+    assert [joined_size(n, 100) for n in (10, 40, 60, 200)] == [100, 80, 60, 200]
+
+
+def test_a_network_with_large_layers_is_not_given_more_at_a_time() -> None:
+    small, large = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 300_000), nn.Tanh(), nn.Linear(300_000, 2))
+    seen: list[int] = []
+
+    class Watched(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(len(x))
+            return self.inner(x)
+
+    data = [(torch.randn(8, 2), torch.zeros(8, dtype=torch.long)) for _ in range(4)]
+    largest = []
+    for inner in (small, large):
+        seen.clear()
+        lw.fit(Watched(inner), data, "classification", structure="diag", params="last_layer", progress=False)
+        largest.append(max(seen))
+    assert largest == [32, 8]
+
+
+def test_a_first_fit_does_not_load_symbolic_algebra() -> None:
+    """torch would, to check the shape of a cotangent: 80 MB, and a third of a second."""
+    code = """
+import sys, torch, lapwing as lw
+model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+data = torch.randn(8, 2), torch.randint(2, (8,))
+for structure in ("kron", "diag"):
+    lw.fit(model, data, "classification", structure=structure, progress=False).predict(data[0])
+sys.exit("sympy" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
