@@ -10,10 +10,11 @@ import oracle
 from cases import by_name, over_architectures
 from lapwing.data import as_batches
 from lapwing.likelihoods import Sites
+from lapwing.linear_model import design
 from lapwing.observations import observed
 from lapwing.operators import GroupedDiagonal
 from lapwing.probe import linearise
-from lapwing.products import DataJacobian
+from lapwing.products import DataJacobian, can_push
 from lapwing.products.jvp import together
 from lapwing.products.vjp import batched, one_by_one
 from lapwing.registry import layout_choice
@@ -47,6 +48,31 @@ def test_products_of_all_architectures(case) -> None:
     flat = J.reshape(-1, p)
     kernel = (flat * D.diagonal) @ flat.T
     assert_close(data.kernel_mv(u, D).flatten(1), u.flatten(1) @ kernel)
+
+
+@over_architectures
+def test_one_forward_pass_gives_both_products(case) -> None:
+    """J v and Jᵀ u, with tangents that run along with the graph where the model allows it, over joined batches."""
+    truth = Truth.of(case)
+    _, J = truth.jacobian
+    n, k, p = J.shape
+    g = torch.Generator().manual_seed(0)
+    v, u = randn(p, g=g), randn(n, k, g=g)
+    source = data_jacobian(truth, by_datum=True)
+    data = design(source.linearised, source.source, n=n, most_floats=0)
+    found, back, start = [], torch.zeros_like(v), 0
+    for piece, q in data.along(v):
+        found.append(q)
+        piece.add_vjp_(back, u[start : start + len(q)])
+        start += len(q)
+    assert_close(torch.cat(found), torch.einsum("nkp,p->nk", J, v))
+    assert_close(back, torch.einsum("nkp,nk->p", J, u))
+
+
+def test_most_architectures_allow_it() -> None:
+    for name in ("mlp-tanh", "conv2d-stride"):
+        jacobian = data_jacobian(Truth.of(by_name(name)))
+        assert can_push(jacobian.linearised, next(iter(jacobian.source()))[0])
 
 
 @pytest.mark.parametrize("name", ["mlp-tanh", "conv2d-stride", "weight-norm"])

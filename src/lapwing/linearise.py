@@ -28,6 +28,9 @@ from lapwing.network import Network, with_images_in
 from lapwing.params import ParamLayout
 from lapwing.sandbox import borrowed, install
 
+_JOINED_FLOATS = 1 << 21  # that a forward pass of small batches put together may keep
+_MOST_JOINED = 1024  # data
+
 
 @dataclass(frozen=True, eq=False)
 class Linearised:
@@ -47,6 +50,11 @@ class Linearised:
     def k(self) -> int:
         """Outputs per datum."""
         return prod(self.datum_shape)
+
+    @property
+    def worth_a_pass(self) -> int:
+        """Data up to which small batches are put together: as many as leave little behind in a forward pass."""
+        return min(_MOST_JOINED, _JOINED_FLOATS // max(1, self.datum_floats or _JOINED_FLOATS))
 
     @cached_property
     def theta(self) -> Float[Tensor, " p"]:

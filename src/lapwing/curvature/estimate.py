@@ -28,9 +28,6 @@ from lapwing.linearise import Linearised, Trace
 from lapwing.operators import Curvature, GroupedDiagonal
 from lapwing.products import DataJacobian
 
-_JOINED_FLOATS = 1 << 21  # numbers left behind by a forward pass up to which small batches are put together
-_JOINED_DATA = 1024  # and data in it, at most
-
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
@@ -91,7 +88,7 @@ class Pass:
     @property
     def joined_at_most(self) -> int:
         """Small batches are put together up to so many data."""
-        return min(self.data_at_once, data_joined(self.linearised))
+        return min(self.data_at_once, self.linearised.worth_a_pass)
 
     def add(self, accumulators: Sequence[Accumulator], trace: Trace, f: Float[Tensor, "n t c"], y: Tensor) -> None:
         """Add one piece to the accumulators of the parts: by its likelihood terms if it can be, else row by row."""
@@ -128,11 +125,6 @@ class Pass:
         columns = cotangents(part, self.sites, self.fisher)
         for group in columns.split(self.columns_at_once(trace.x.n), dim=-1):
             yield trace.rows(group)
-
-
-def data_joined(linearised: Linearised) -> int:
-    """Data that are worth one forward pass: as many as leave little behind in it."""
-    return min(_JOINED_DATA, _JOINED_FLOATS // max(1, linearised.datum_floats or _JOINED_FLOATS))
 
 
 def in_equal_parts(n: int, at_most: int) -> int:

@@ -15,8 +15,9 @@ from lapwing import ranks
 from lapwing._types import Float, Tensor
 from lapwing.data import ModelInput
 from lapwing.errors import located
+from lapwing.joining import Joiner
 from lapwing.linearise import Linearised, Trace
-from lapwing.products import Jvp, Source, choose_jvp
+from lapwing.products import FORWARD, Jvp, Source, can_push, choose_jvp, pushed
 
 
 class Piece(ABC):
@@ -42,6 +43,11 @@ class Design(ABC):
 
     @abstractmethod
     def __iter__(self) -> Iterator[Piece]: ...
+
+    def along(self, v: Float[Tensor, " p"]) -> Iterator[tuple[Piece, Float[Tensor, "n k"]]]:
+        """The same pieces, each with its J v."""
+        for piece in self:
+            yield piece, piece.mv(v[None])[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,20 +95,34 @@ class StreamedDesign(Design):
     linearised: Linearised
     source: Source
     jvp: Jvp
+    pushes: bool  # whether one forward pass gives both J v and the graph that Jᵀ u goes back through
     size: int
     precise = False
 
     def __iter__(self) -> Iterator[Piece]:
-        for number, (x, y) in enumerate(self.source()):
-            with located(f"batch {number}"), self.linearised.unrecorded(x) as trace:
+        for x, y in self._batches():
+            with located(x.origin), self.linearised.unrecorded(x) as trace:
                 yield TracedPiece(trace.outputs.double(), y, trace, self.jvp)
+
+    def along(self, v: Float[Tensor, " p"]) -> Iterator[tuple[Piece, Float[Tensor, "n k"]]]:
+        if not self.pushes:
+            yield from super().along(v)
+            return
+        for x, y in self._batches():
+            with located(x.origin), pushed(self.linearised, x, v) as (trace, q):
+                yield TracedPiece(trace.outputs.double(), y, trace, self.jvp), q
+
+    def _batches(self) -> Iterator[tuple[ModelInput, Tensor]]:
+        return Joiner(self.linearised.worth_a_pass).through(self.source())
 
 
 def design(linearised: Linearised, source: Source, *, n: int, most_floats: int) -> Design:
     """Keep J when its N·K·P entries are within the budget, else visit the network anew in every pass."""
     if n * linearised.k * linearised.layout.p > most_floats:
         first = ranks.first_of(source)[0]
-        return StreamedDesign(linearised, source, choose_jvp(linearised, first), n * linearised.layout.p)
+        jvp = choose_jvp(linearised, first)
+        pushes = jvp in FORWARD and can_push(linearised, first)
+        return StreamedDesign(linearised, source, jvp, pushes, n * linearised.layout.p)
     return StoredDesign(tuple(_stored(linearised, source)), n * linearised.layout.p)
 
 

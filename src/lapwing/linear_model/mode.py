@@ -51,21 +51,22 @@ class Problem:
 
     def gradient(self, theta: Tensor, statistics: FitStatistics) -> tuple[Float[Tensor, " p"], Float[Tensor, " p"]]:
         """What the data pull, and what the prior pulls back."""
-        from_data = self.likelihood_scale * (self.likelihood.part_scales().to(theta) @ statistics.gradients)
-        return from_data, self.prior.P0.diagonal * (theta - self.prior.mean)
+        scales = self.likelihood_scale * self.likelihood.part_scales().to(theta)
+        return scales @ statistics.gradients, (theta - self.prior.mean).mul_(self.prior.P0.diagonal)
 
     def hessian_pass(self, outputs: Outputs, v: Float[Tensor, " p"]) -> tuple[Float[Tensor, " p"], list[Along]]:
         """(κ Σ Jᵀ Λ(h) J + P₀) v with Λ at the outputs h, and J v itself."""
         total, along = torch.zeros_like(v), []
-        for i, piece in enumerate(self.design):
-            h, q = self.outputs_of(piece, outputs, i), self.sites.split(piece.mv(v[None])[0])
+        for i, (piece, moved) in enumerate(self.design.along(v)):
+            h, q = self.outputs_of(piece, outputs, i), self.sites.split(moved)
             piece.add_vjp_(total, self._flat(self.likelihood.hessian_mv(h, piece.y, q)))
             along.append(Along(h, q, piece.y))
-        return self.likelihood_scale * ranks.total(total) + self.prior.P0.diagonal * v, along
+        return ranks.total(total).mul_(self.likelihood_scale).addcmul_(self.prior.P0.diagonal, v), along
 
     def step_length(self, theta: Tensor, d: Float[Tensor, " p"], along: list[Along], slope: float) -> float:
         """The α that maximises the objective along d; outputs move along a straight line, so no pass is needed."""
-        pull, stiffness = self.prior.P0.diagonal * d, float((self.prior.P0.diagonal * d**2).sum())
+        pull = self.prior.P0.diagonal * d
+        from_here, stiffness = float((theta - self.prior.mean) @ pull), float(d @ pull)
 
         def derivatives(alpha: float) -> tuple[float, float]:
             rise, bend = torch.zeros(2, dtype=torch.float64)
@@ -74,8 +75,7 @@ class Problem:
                 rise += (self.likelihood.residual(at, line.y) * line.q).sum().cpu()
                 bend += (self.likelihood.hessian_mv(at, line.y, line.q) * line.q).sum().cpu()
             from_data = self.likelihood_scale * ranks.total(torch.stack([rise, bend]))
-            from_prior = float(((theta + alpha * d - self.prior.mean) * pull).sum())
-            return float(from_data[0]) - from_prior, -float(from_data[1]) - stiffness
+            return float(from_data[0]) - from_here - alpha * stiffness, -float(from_data[1]) - stiffness
 
         return _root(derivatives, slope)
 
@@ -156,7 +156,7 @@ def solve_mode(problem: Problem, start: Expansion, preconditioner: Precision, ef
         if not slope > 0:
             break  # rounding decides: nothing rises any more
         alpha = problem.step_length(at.theta, d, along, slope)
-        theta, outputs = at.theta + alpha * d, tuple(line.h + alpha * line.q for line in along)
+        theta, outputs = torch.add(at.theta, d, alpha=alpha), tuple(line.h + alpha * line.q for line in along)
         at = replace(at, theta=theta, outputs=outputs, statistics=problem.statistics(theta, outputs))
         n_products, step = n_products + n, step + 1
     return replace(at, follows=False, search=Search(relative, step, n_products, relative <= effort.rtol))
@@ -198,7 +198,7 @@ def _conjugate_gradients(
     """d ≈ H(θ)⁻¹ g to a residual of rtol in the preconditioner's norm, with the outputs' way along it."""
     exactly = problem.design.precise and preconditioner.of_weights
     solve = preconditioner.solve if exactly else preconditioner.rough_solve
-    x, r = torch.zeros_like(g), g
+    x, r = torch.zeros_like(g), g.clone()
     along: list[Along] = []
     z = solve(r)
     p, rz, n = z, float(r @ z), 0
@@ -207,7 +207,8 @@ def _conjugate_gradients(
         n += 1
         Hp, moved = problem.hessian_pass(at.outputs, p)
         alpha = rz / float(p @ Hp)
-        x, r = x + alpha * p, r - alpha * Hp
+        x.add_(p, alpha=alpha)
+        r.sub_(Hp, alpha=alpha)
         steps = [replace(line, q=alpha * line.q) for line in moved]
         along = [replace(a, q=a.q + b.q) for a, b in zip(along, steps, strict=True)] if along else steps
         if n == most:  # no step is left for another direction
@@ -216,7 +217,7 @@ def _conjugate_gradients(
         rz, before = float(r @ z), rz
         if rz <= target:
             break
-        p = z + rz / before * p
+        p = torch.add(z, p, alpha=rz / before)
     return x, along, n
 
 

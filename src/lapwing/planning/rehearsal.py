@@ -15,7 +15,7 @@ import torch
 
 from lapwing._types import Float, Tensor
 from lapwing.curvature import Diag, Ekfac, Estimate, Exact, Fisher, Kron, Structure, estimate
-from lapwing.curvature.estimate import data_joined, in_equal_parts
+from lapwing.curvature.estimate import in_equal_parts
 from lapwing.data import ModelInput
 from lapwing.joining import joined_size
 from lapwing.likelihoods import Likelihood, OutputCurvature, Sites
@@ -80,7 +80,7 @@ class Rehearsal:
     def _fit_piece(self, structure: Structure, rows_at_once: int, columns: int) -> Piece:
         """As `curvature.estimate` takes them."""
         at_most = max(1, rows_at_once // (self.linearised.k if self.linearised.rest.names else 1))
-        n = in_equal_parts(joined_size(self.x.n, min(at_most, data_joined(self.linearised))), at_most)
+        n = in_equal_parts(joined_size(self.x.n, min(at_most, self.linearised.worth_a_pass)), at_most)
         alone = structure.by_column and not self.linearised.rest.names
         return Piece(n, 1 if alone else min(columns, max(1, rows_at_once // n)))
 

@@ -1,7 +1,18 @@
 """Products with the Jacobian of a linearised network, which is never stored."""
 
 from lapwing.products.data_jacobian import DataJacobian, DataPiece, Source
-from lapwing.products.jvp import Jvp, choose_jvp
+from lapwing.products.jvp import FORWARD, Jvp, can_push, choose_jvp, pushed
 from lapwing.products.vjp import Vjp, choose_vjp
 
-__all__ = ["DataJacobian", "DataPiece", "Jvp", "Source", "Vjp", "choose_jvp", "choose_vjp"]
+__all__ = [
+    "FORWARD",
+    "DataJacobian",
+    "DataPiece",
+    "Jvp",
+    "Source",
+    "Vjp",
+    "can_push",
+    "choose_jvp",
+    "choose_vjp",
+    "pushed",
+]

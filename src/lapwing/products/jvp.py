@@ -7,14 +7,20 @@ differentiated twice. Which way works is found out once, on a few rows, against 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
+from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lapwing._types import Float, Tensor
 from lapwing.data import ModelInput
+from lapwing.errors import LapwingError
 from lapwing.linearise import Linearised, Trace
+from lapwing.network import with_images_in
+from lapwing.sandbox import borrowed
 
 Jvp = Callable[[Trace, Tensor], Tensor]  # (trace, (m, P)) → (m, n, K)
 VECTORS_AT_ONCE = 8  # whose activations are in memory together
@@ -31,6 +37,40 @@ def choose_jvp(linearised: Linearised, x: ModelInput) -> Jvp:
             if _agrees(candidate, trace, v, truth):
                 return candidate
     return by_rows
+
+
+@contextmanager
+def pushed(linearised: Linearised, x: ModelInput, v: Float[Tensor, " p"]) -> Iterator[tuple[Trace, Tensor]]:
+    """A trace without records, and J v (n, K), out of one forward pass: tangents run along with the graph."""
+    network, placed = linearised.network, with_images_in(linearised.network.placed(x), linearised.layout_of_images)
+    with borrowed(network.model):
+        leaves = {name: network.tensors[name].detach().requires_grad_() for name in linearised.layout.names}
+        tangents = linearised.tangents(v)
+        with sdpa_kernel(SDPBackend.MATH), dual_level():
+            both = {name: make_dual(leaf, tangents[name]) for name, leaf in leaves.items()}
+            f, q = unpack_dual(linearised.flat(network(placed, both), x.n))
+        # Behind the level tensors have no tangents any more: the way back is that of a plain pass.
+        trace = Trace(replace(linearised, ruled={}, last=None), placed, leaves, {}, f, None)
+        trace.put_back()
+        yield trace, torch.zeros_like(f, dtype=torch.float64) if q is None else q.detach().double()
+
+
+def can_push(linearised: Linearised, x: ModelInput) -> bool:
+    """Whether that runs, and gives the products of a pass for each, on up to two data."""
+    few = x.rows(slice(0, min(2, x.n)))
+    v = torch.arange(linearised.layout.p, dtype=torch.float64, device=linearised.network.device).cos()
+    with linearised.unrecorded(few) as trace:
+        truth, u = forward_mode(trace, v[None])[0], torch.ones_like(trace.f)
+        back = torch.zeros_like(v)
+        trace.put_back()
+        trace.add_vjp_(back, u)
+    try:
+        with pushed(linearised, few, v) as (trace, q):
+            found = torch.zeros_like(v)
+            trace.add_vjp_(found, u)
+    except (RuntimeError, NotImplementedError, LapwingError):
+        return False
+    return _close(q, truth, trace) and _close(found, back, trace)
 
 
 def together(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
@@ -54,6 +94,9 @@ def forward_mode(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"
     with sdpa_kernel(SDPBackend.MATH):  # the fused CPU kernel has no forward-mode derivative
         tangents = [torch.func.jvp(f, (primals,), (trace.linearised.tangents(row),))[1] for row in v]
     return torch.stack(tangents).double()
+
+
+FORWARD: tuple[Jvp, ...] = (together, forward_mode)
 
 
 def reverse_twice(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
@@ -93,5 +136,9 @@ def _agrees(candidate: Jvp, trace: Trace, v: Tensor, truth: Tensor) -> bool:
         result = candidate(trace, v)
     except (RuntimeError, NotImplementedError):  # no derivative of this kind for some operation of the model
         return False
+    return _close(result, truth, trace)
+
+
+def _close(result: Tensor, truth: Tensor, trace: Trace) -> bool:
     eps = torch.finfo(trace.f.dtype).eps
     return bool(((result - truth).norm() <= 1e3 * eps * truth.norm() + 1e-30).item())
