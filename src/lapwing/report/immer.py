@@ -55,7 +55,7 @@ def page(record: ImmerRecord, command: str) -> StudyPage:
         notes=(
             "GLM mode is the posterior refined to the linear model's own mode (Newton's method). GLM refine and GLM "
             "refine d are Gaussian variational posteriors, full and diagonal: the full one after 15 steps from the "
-            "mode (8 on the large sets), the diagonal one with the published settings, which stop early; on the large "
+            "mode (5 on the large sets), the diagonal one with the published settings, which stop early; on the large "
             "sets at one precision. Blank: not fitted.",
             f"At the same precision, the GLM has a better NLL than the BNN in {_at_every_precision(record):.0%} of all "
             "pairs of split and precision.",
@@ -243,7 +243,9 @@ def _settings(record: ImmerRecord) -> tuple[Setting, ...]:
     seconds = sum(run["seconds"] for run in record["runs"])
     return (
         Setting(name="splits", value=f"the published ones, {record['n_splits']} of ten; fewer on digits and satellite"),
-        Setting(name="precisions", value="ten from 0.01 to 100; four where it takes long; retrained under each"),
+        Setting(
+            name="precisions", value="ten from 0.01 to 100; the upper six on digits and satellite; retrained under each"
+        ),
         Setting(
             name="training",
             value="full-batch Adam, 1,000 steps, rate 0.01 falling to zero (published: 10,000 at 0.001)",
