@@ -210,6 +210,11 @@ def test_the_page_stands_beside_the_published_table(tmp_path: Path) -> None:
     assert "0.335 ± 0.004" in text  # waveform as published
     assert report.picture(record(), tmp_path / "picture.png").stat().st_size > 5000
     assert len(markdown(page.tables[0]).splitlines()) == 10
+    partial = record()
+    for run in partial["runs"]:
+        run["scores"] = [score for score in run["scores"] if score["method"] != "GLM mode"]
+    columns = [table.columns for table in report.page(partial, "lapwing").tables[::2]]
+    assert columns == [("set", "splits", *(m for m in report.METHODS if m != "GLM mode"))] * 2
 
 
 # --- figures ---------------------------------------------------------------------------------------------------

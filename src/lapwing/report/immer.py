@@ -155,9 +155,11 @@ def _at_every_precision(record: ImmerRecord) -> float:
 
 
 def nll_table(record: ImmerRecord, choose: Choose, key: str, title: str) -> Table:
+    """A column for every method that was fitted somewhere, a blank where it was not."""
+    methods = [method for method in METHODS if any(_scores(record, name, method) for name in names(record))]
     rows = []
     for name in names(record):
-        chosen = {method: choose(record, name, method) for method in METHODS}
+        chosen = {method: choose(record, name, method) for method in methods}
         cells = [_cell(*mean_and_error(some)) if some else Cell("", math.inf) for some in chosen.values()]
         splits = len(chosen["MAP"])
         rows.append((Cell(name, name), Cell(str(splits), splits), *cells))
@@ -165,7 +167,7 @@ def nll_table(record: ImmerRecord, choose: Choose, key: str, title: str) -> Tabl
         key,
         title,
         "Mean ± standard error over the splits; lower is better.",
-        ("set", "splits", *METHODS),
+        ("set", "splits", *methods),
         tuple(rows),
     )
 
