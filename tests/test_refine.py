@@ -27,7 +27,7 @@ from lapwing.refinement import (
     refine_variational,
 )
 from lapwing.refinement.covariances import Covariance, FunctionFactor
-from lapwing.refinement.expectations import expectation
+from lapwing.refinement.expectations import Classes, expectation
 from lapwing.refinement.laplace import refine_laplace
 from lapwing.refinement.model import LinearModel, gathered
 from lapwing.refinement.newton import mode_in_functions, mode_in_weights
@@ -493,6 +493,31 @@ def test_a_softmax_needs_one_axis_fewer(c: int):
     h = m + torch.einsum("mcd,qd->qmc", root, z)
     truth = likelihood.residual(h, y.expand(len(h), 2)).mean(0)
     assert_close(found.residual, truth, rtol=1e-3 if c == 3 else 1e-2)
+
+
+@pytest.mark.parametrize("c", [2, 3, 5])
+def test_a_softmax_needs_no_labels_at_its_points(c: int):
+    """The same sums as label by label, with class weights, a term that is ignored and a class that is ruled out."""
+    torch.manual_seed(c)
+    root = torch.randn(4, c, c, dtype=torch.float64)
+    m, y = torch.randn(4, c, dtype=torch.float64), torch.tensor([0, c - 1, -100, 1])
+    m[0, 1] = -torch.inf
+    likelihood = lw.Categorical(weight=[2.0, 1.0, 0.5, 1.0, 3.0][:c])
+    rule = expectation(likelihood, c, y, generator=torch.Generator().manual_seed(1))
+    assert isinstance(rule, Classes)
+    found, cov = rule(likelihood, y, m, root @ root.mT), root @ root.mT
+    last = cov[:, -1:, -1:] - cov[:, -1:] - cov[:, :, -1:]  # of the differences from the last output
+    R = torch.linalg.cholesky((cov + last)[:, :-1, :-1])
+    z, w = rule.points(float(R.norm(dim=-2).max()))
+    h = m + nn.functional.pad(torch.einsum("mcd,qd->qmc", R, z), (0, 1))
+    labels = y.expand(len(h), 4)
+    assert_close(found.log_lik, w @ likelihood.log_prob(h, labels).sum(-1), rtol=1e-12)
+    r = likelihood.residual(h, labels)
+    assert_close(found.residual, torch.einsum("q,qmc->mc", w, r), rtol=1e-12)
+    slope = -torch.einsum("q,qmc,qd->mcd", w, r, z)[:, :-1] @ torch.linalg.inv(R)
+    values, U = torch.linalg.eigh((slope + slope.mT) / 2)
+    assert_close(found.hessian[:, :-1, :-1], U * values.clamp(min=0)[:, None] @ U.mT, rtol=1e-10)
+    assert_close(found.hessian.sum(-1), torch.zeros_like(m), rtol=1e-12)
 
 
 def test_a_diagonal_is_fitted_by_products_where_both_sides_are_large(monkeypatch: pytest.MonkeyPatch):

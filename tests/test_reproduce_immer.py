@@ -15,7 +15,7 @@ from torch import nn
 import lapwing as lw
 from lapwing.bench.reproduce import banana, immer, immer_methods, step, uci
 from lapwing.bench.reproduce.architectures import mlp, seeded
-from lapwing.bench.reproduce.effort import QUICK, TOY
+from lapwing.bench.reproduce.effort import FULL, QUICK, TOY
 from lapwing.bench.reproduce.folder import DataFolder
 from lapwing.bench.reproduce.many import LEARNING_RATE, train_many
 from lapwing.bench.reproduce.parts import Split
@@ -51,6 +51,7 @@ def study(path: Path, effort: Any = TOY, n: int = 2) -> Study:
 def test_the_published_protocol() -> None:
     np.testing.assert_allclose(immer_methods.GRID, np.logspace(-2, 2, 10), rtol=1e-12)
     np.testing.assert_allclose(immer_methods.COARSE, [0.0774, 0.599, 4.64, 35.9], rtol=2e-3)
+    np.testing.assert_allclose(immer_methods.UPPER, [0.599, 1.67, 4.64, 12.9, 35.9, 100], rtol=3e-3)
     assert uci.SEEDS == (711, 1, 75, 359, 17, 420, 129, 666, 69, 36)
     assert set(IMMER_2021) == set(uci.NAMES)
     assert all(len(row) == 7 for row in IMMER_2021.values())
@@ -99,6 +100,30 @@ def test_large_sets_have_fewer_splits(tmp_path: Path) -> None:
     assert immer.n_splits(study(tmp_path, QUICK, 3), "glass") == 3
     assert immer.n_splits(study(tmp_path, QUICK, 3), "satellite") == 1
     assert immer.n_splits(study(tmp_path, QUICK, 20), "vehicle") == 10
+
+
+def test_a_study_that_is_stopped_has_an_even_table(tmp_path: Path) -> None:
+    """A split of every set by every method, then the next split; the large sets after the others."""
+    listed = [(job.number, job.set_name, job.part) for job in immer.jobs(study(tmp_path, FULL, 10))]
+    assert len(listed) == len(set(listed)) == 60 * 5 + 6 * 4
+    small = [name for name in uci.NAMES if name not in uci.LARGE]
+    assert listed[:24] == [(0, name, part) for name in small for part in immer.FIRST]
+    assert {number for number, name, _ in listed[:240] if name == "waveform"} == set(range(10))
+    assert {name for _, name, _ in listed[240:264]} == set(uci.LARGE)
+    assert {part for *_, part in listed[264:]} == set(immer.LAST)
+    assert {*immer.FIRST, *immer.LAST} == set(immer.PARTS)
+
+
+def test_variational_posteriors_are_fitted_where_they_may_be_chosen(tmp_path: Path) -> None:
+    def tried(n_classes: int, what: str) -> list[str]:
+        (path := tmp_path / f"{n_classes}").mkdir(exist_ok=True)
+        data = uci.split(folder(path, n_classes), "glass", 0)
+        cases = [immer_methods.Case(data, mlp(data.widths, nn.Tanh), precision) for precision in immer_methods.GRID]
+        return [f"{case.precision:.3g}" for case in cases if getattr(case, what)]
+
+    assert tried(2, "variational") == ["0.599", "1.67", "4.64", "12.9", "35.9", "100"]
+    assert tried(3, "variational") == ["1.67", "4.64", "12.9", "35.9"]
+    assert tried(3, "functional") == ["0.599", "1.67", "4.64", "12.9", "35.9", "100"]
 
 
 def test_a_stopped_study_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -185,6 +210,11 @@ def test_the_page_stands_beside_the_published_table(tmp_path: Path) -> None:
     assert "0.335 ± 0.004" in text  # waveform as published
     assert report.picture(record(), tmp_path / "picture.png").stat().st_size > 5000
     assert len(markdown(page.tables[0]).splitlines()) == 10
+    partial = record()
+    for run in partial["runs"]:
+        run["scores"] = [score for score in run["scores"] if score["method"] != "GLM mode"]
+    columns = [table.columns for table in report.page(partial, "lapwing").tables[::2]]
+    assert columns == [("set", "splits", *(m for m in report.METHODS if m != "GLM mode"))] * 2
 
 
 # --- figures ---------------------------------------------------------------------------------------------------

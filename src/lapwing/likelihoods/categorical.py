@@ -82,20 +82,20 @@ class Categorical(Likelihood):
     # --- density -------------------------------------------------------------------------------
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        w = self._term_weight(f, y)
+        w = self.term_weight(f, y)
         label = torch.where(y == self.ignore_index, 0, y)[..., None]
         log_p = torch.log_softmax(f, -1).gather(-1, label)[..., 0]
         # `where`, not a product alone: 0 · (−inf) of a masked logit would be NaN.
         return torch.where(w > 0, w * log_p, 0.0)
 
     def residual(self, f: Tensor, y: Tensor) -> Tensor:
-        return self._term_weight(f, y)[..., None] * _label_residual(f, y)
+        return self.term_weight(f, y)[..., None] * _label_residual(f, y)
 
     def hessian(self, f: Tensor, y: Tensor) -> Tensor:
         p = torch.softmax(f, -1)
         eye = torch.eye(p.shape[-1], dtype=torch.bool, device=p.device)
         output_hessian = torch.where(eye, torch.diag_embed(p * complement(p)), -p[..., :, None] * p[..., None, :])
-        return self._term_weight(f, y)[..., None, None] * output_hessian
+        return self.term_weight(f, y)[..., None, None] * output_hessian
 
     def hessian_root(self, f: Tensor, y: Tensor) -> Tensor:
         """S = √w_y L with L Lᵀ = diag p − p pᵀ: (..., C, C − 1), one column less than there are classes.
@@ -113,16 +113,16 @@ class Categorical(Likelihood):
             torch.arange(p.shape[-1] - 1, device=p.device),
         )
         L = torch.where(row > column, below, torch.where(row == column, diagonal[..., None, :], 0.0))
-        return self._term_weight(f, y).sqrt()[..., None, None] * L
+        return self.term_weight(f, y).sqrt()[..., None, None] * L
 
     def hessian_mv(self, f: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """w_y (p ∘ v − p (p · v)), without the C × C matrix."""
         p = torch.softmax(f, -1)
         centred = v - (p * v).sum(-1, keepdim=True)
-        return self._term_weight(f, y)[..., None] * p * centred
+        return self.term_weight(f, y)[..., None] * p * centred
 
     def part_curvatures(self, f: Tensor, y: Tensor) -> Sequence[OutputCurvature]:
-        return [Softmax(f, self._term_weight(f, y))]
+        return [Softmax(f, self.term_weight(f, y))]
 
     def sample(self, f: Tensor, *, generator: torch.Generator) -> Tensor:
         """Labels from the softmax; class weights are the loss's, not the model's, and play no part."""
@@ -133,9 +133,9 @@ class Categorical(Likelihood):
     def part_sampled(self, f: Tensor, y: Tensor, *, generator: torch.Generator) -> Sequence[Tensor]:
         # E[r rᵀ] = w_y (diag p − p pᵀ) takes the weight of the *observed* label, outside the expectation.
         drawn = _label_residual(f, self.sample(f, generator=generator))
-        return [self._term_weight(f, y).sqrt()[..., None] * drawn]
+        return [self.term_weight(f, y).sqrt()[..., None] * drawn]
 
-    def _term_weight(self, f: Tensor, y: Tensor) -> Tensor:
+    def term_weight(self, f: Tensor, y: Tensor) -> Tensor:
         """w_y, and zero where ignored: (...)."""
         counted = y != self.ignore_index
         if self.weight is None:

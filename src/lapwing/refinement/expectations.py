@@ -25,6 +25,7 @@ _MOST_ON_A_GRID = 3  # outputs of one term
 _REACH = 8.0  # deviations
 _HALF_DRAWS = 256
 _PIECE_FLOATS = 1 << 22
+_IN_CACHE = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,20 +93,61 @@ class Coupled(Expectation):
     def __call__(
         self, likelihood: Likelihood, y: Tensor, mean: Float[Tensor, "m c"], cov: Float[Tensor, "m c c"]
     ) -> Moments:
-        free = slice(None, -1) if isinstance(likelihood, Categorical) else slice(None)
-        root = covariance_root(_differences(cov) if isinstance(likelihood, Categorical) else cov)
+        root = covariance_root(cov)
         z, w = (t.to(mean) for t in self.points(float(root.norm(dim=-2).max())))
         log_lik, residuals, slopes = mean.new_zeros(()), [], []
         for some in _pieces(mean, len(z) * mean.shape[1]):
-            h, targets = mean[some].expand(len(z), -1, -1).clone(), _repeated(y[some], len(z))
-            h[..., free] += torch.einsum("mcd,qd->qmc", root[some], z)
+            h, targets = mean[some] + torch.einsum("mcd,qd->qmc", root[some], z), _repeated(y[some], len(z))
             r = likelihood.residual(h, targets)
             log_lik = log_lik + w @ likelihood.log_prob(h, targets).sum(-1)
             residuals.append(torch.einsum("q,qmc->mc", w, r))
-            slopes.append(torch.einsum("q,qmc,qd->mcd", w, r[..., free], z))
+            slopes.append(torch.einsum("q,qmc,qd->mcd", w, r, z))
         Lambda = _semidefinite(-torch.cat(slopes) @ torch.linalg.pinv(root))
-        whole = _of_differences(Lambda) if isinstance(likelihood, Categorical) else Lambda
-        return Moments(log_lik, torch.cat(residuals), whole)
+        return Moments(log_lik, torch.cat(residuals), Lambda)
+
+
+@dataclass(frozen=True)
+class Classes(Expectation):
+    """`Coupled` for a softmax, where no point has to know its label: E[p], E[p zᵀ] and E[logsumexp h] say it all.
+
+    As E[z] = 0, log p(y) is m_y − E[logsumexp h] in expectation, r = e_y − E[p] and −E[r zᵀ] = E[p zᵀ]. A softmax sees
+    the differences of its outputs alone: those from the last one vary, and it stays.
+    """
+
+    points: Points
+
+    def __call__(
+        self, likelihood: Likelihood, y: Tensor, mean: Float[Tensor, "m c"], cov: Float[Tensor, "m c c"]
+    ) -> Moments:
+        assert isinstance(likelihood, Categorical)
+        root = covariance_root(_differences(cov))
+        z, w = (t.to(mean) for t in self.points(float(root.norm(dim=-2).max())))
+        sizes, probs, slopes = [], [], []
+        for some in _pieces(mean, len(z) * mean.shape[1], _IN_CACHE):
+            size, p = _softmax(mean[some], root[some] @ z.T)
+            sizes.append(size @ w)
+            probs.append(p @ w)
+            slopes.append(p[:, :-1] @ (w[:, None] * z))
+        weight, p = likelihood.term_weight(mean, y), torch.cat(probs)
+        label = y[:, None] == torch.arange(mean.shape[1], device=y.device)
+        log_p = mean.where(label, 0.0).sum(-1) - torch.cat(sizes)
+        others = p.where(~label, 0.0)
+        r = torch.where(label, others.sum(-1, keepdim=True), -others)  # 1 − p_y would cancel near p_y = 1
+        Lambda = _semidefinite(weight[:, None, None] * torch.cat(slopes) @ torch.linalg.pinv(root))
+        log_lik = torch.where(weight > 0, weight * log_p, 0.0).sum()
+        return Moments(log_lik, weight[:, None] * r, _of_differences(Lambda))
+
+
+def _softmax(
+    mean: Float[Tensor, "m c"], moved: Float[Tensor, "m d q"]
+) -> tuple[Float[Tensor, "m q"], Float[Tensor, "m c q"]]:
+    """logsumexp and softmax of h, the mean moved in all outputs but the last. Points are many: their axis is last."""
+    h = mean[:, :, None].expand(-1, -1, moved.shape[-1]).clone()
+    h[:, :-1] += moved
+    top = h.amax(1)
+    p = h.sub_(top[:, None]).exp_()
+    total = p.sum(1)
+    return top + total.log(), p.div_(total[:, None])
 
 
 class Points(ABC):
@@ -157,8 +199,10 @@ def expectation(likelihood: Likelihood, c: int, y: Tensor, *, generator: torch.G
         return Quadratic()
     if _independent(likelihood, c, y):
         return Line()
-    d = c - 1 if isinstance(likelihood, Categorical) else c  # a softmax sees the differences of its outputs alone
-    return Coupled(Grid(d) if c <= _MOST_ON_A_GRID else Draws(sobol_normal(_HALF_DRAWS, d, generator=generator)))
+    classes = isinstance(likelihood, Categorical)
+    d = c - 1 if classes else c
+    points = Grid(d) if c <= _MOST_ON_A_GRID else Draws(sobol_normal(_HALF_DRAWS, d, generator=generator))
+    return Classes(points) if classes else Coupled(points)
 
 
 def _independent(likelihood: Likelihood, c: int, y: Tensor) -> bool:
@@ -166,9 +210,9 @@ def _independent(likelihood: Likelihood, c: int, y: Tensor) -> bool:
     return all(isinstance(part, Independent) for part in likelihood.part_curvatures(f, y[:1]))
 
 
-def _pieces(mean: Float[Tensor, "m c"], floats: int) -> Iterator[slice]:
+def _pieces(mean: Float[Tensor, "m c"], floats: int, most: int = _PIECE_FLOATS) -> Iterator[slice]:
     """Some terms at a time, so many numbers each."""
-    step = max(1, _PIECE_FLOATS // floats)
+    step = max(1, most // floats)
     return (slice(start, start + step) for start in range(0, len(mean), step))
 
 
