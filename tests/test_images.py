@@ -12,10 +12,14 @@ from torch import Tensor, nn
 import lapwing as lw
 from cases import Case, Net, floats
 from lapwing.data import as_input
-from lapwing.jacobian import Inputs
+from lapwing.jacobian import FactorBlock, Given, Images, Inputs
+from lapwing.jacobian.block import Scratch
+from lapwing.jacobian.thinned import ThinnedBlock
 from lapwing.layers import rule_for
 from lapwing.layers.base import FactorRule
 from lapwing.linalg import GramSum
+from lapwing.operators import Arrangement
+from makers import randn
 from oracle import assert_close
 from truth import Truth
 
@@ -144,3 +148,27 @@ def test_convolutions_that_torch_cannot_differentiate_with_channels_last_keep_th
     model = nn.Sequential(nn.Conv2d(2, 4, 1, 2), nn.Tanh(), nn.Flatten(), nn.Linear(64, 2))
     posterior = lw.fit(model, (torch.randn(40, 2, 8, 8), torch.randn(40, 2)), lw.Gaussian(0.5), structure="diag")
     assert posterior.linearised.layout_of_images == torch.preserve_format
+
+
+@pytest.mark.parametrize("ones", [False, True])
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_patches_are_formed_in_memory_that_is_there(ones: bool, by_channel: bool) -> None:
+    """The same numbers twice over in one memory, of fewer images the second time."""
+    x = randn(4, 6, 5, 3, g=torch.Generator().manual_seed(0))
+    images = Images(x, (3, 2), (1, 2), (1, 1), ones, by_channel)
+    scratch = Scratch()
+    for some in (images, images.at(slice(1, 3))):
+        assert torch.equal(some.formed_in(scratch), some.tensor())
+
+
+def test_a_bias_of_thinned_gradients_is_their_sum() -> None:
+    torch.manual_seed(0)
+    g = torch.randn(4, 2, 9, 1, 5, dtype=torch.float64) * (torch.rand(4, 1, 9, 1, 5) < 0.2)
+    weight, bias = slice(0, 5 * 12), slice(5 * 12, 5 * 13)
+    arrangement = Arrangement(1, 5, weight, bias, (1, 5, 12), (0, 1, 2))
+    plain = FactorBlock(arrangement, g, Given(torch.randn(4, 9, 1, 13, dtype=torch.float64)))
+    thin = ThinnedBlock.of(plain)
+    assert isinstance(thin, ThinnedBlock)
+    found = thin.within(bias)
+    assert found is not None
+    assert_close(found.parts()[0], g.sum(2)[:, :, 0])

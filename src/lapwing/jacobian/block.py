@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 
 import torch
 
@@ -38,6 +38,11 @@ class Scratch:
             self._flat = None  # given back before there is more of it
             self._flat = torch.empty(n * k, dtype=like.dtype, device=like.device)
         return self._flat[: n * k].view(n, k)
+
+    @cached_property
+    def beside(self) -> Scratch:
+        """More of it, for what the matrix is made of."""
+        return Scratch()
 
 
 class Block(ABC):

@@ -145,11 +145,11 @@ class FactorBlock(Block):
         n, c, r = self.g.shape[:3]
         return written_factors(self, n, c, r, self.arrangement, scratch)
 
-    def write_(self, out: Float[Tensor, "nc k"]) -> None:
+    def write_(self, out: Float[Tensor, "nc k"], scratch: Scratch) -> None:
         """out ← Σ_t g_t a_tᵀ."""
         n, c, r, _, o = self.g.shape
         g = self.g[:, :, :, 0].permute(0, 1, 3, 2).reshape(n, c * o, r)
-        torch.bmm(g, self.a[:, :, 0], out=out.view(n, c * o, -1))
+        torch.bmm(g, self.inputs.formed_in(scratch)[:, :, 0], out=out.view(n, c * o, -1))
 
     def in_any_order(self) -> FactorBlock:
         return replace(self, inputs=self.inputs.in_any_order())
@@ -324,6 +324,6 @@ def written_factors(
         some = block.data_at(slice(start, start + step)).plain()
         assert isinstance(some, FactorBlock)
         written = scratch.matrix(n * c, arrangement.o * arrangement.i, some.g) if written is None else written
-        some.write_(written[start * c : (start + step) * c])
+        some.write_(written[start * c : (start + step) * c], scratch.beside)
     assert written is not None
     return written

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from lapwing._types import Float, Int, Tensor
-from lapwing.jacobian.block import padded
+from lapwing.jacobian.block import Scratch, padded
 from lapwing.linalg import GramSum
 
 
@@ -27,6 +27,10 @@ class Inputs(ABC):
     def columns(self) -> tuple[Float[Tensor, "n r q _"], bool]:
         """The same without the ones, if they need not be written down, and whether they were left out."""
         return self.tensor(), False
+
+    def formed_in(self, scratch: Scratch) -> Float[Tensor, "n r q i"]:
+        """The same as the tensor; in this memory if it is new."""
+        return self.tensor()
 
     @abstractmethod
     def at(self, data: slice) -> Inputs:
@@ -100,6 +104,16 @@ class Images(Inputs):
         patches = self._view()
         patches = patches.permute(0, 1, 2, 5, 3, 4) if self.by_channel else patches
         return patches.reshape(len(self.x), -1, 1, patches.shape[3:].numel()), self.ones
+
+    def formed_in(self, scratch: Scratch) -> Float[Tensor, "n r q i"]:
+        if self.ones:
+            return self.tensor()
+        patches = self._view()
+        patches = patches.permute(0, 1, 2, 5, 3, 4) if self.by_channel else patches
+        (n, down, across), i = patches.shape[:3], patches.shape[3:].numel()
+        room = scratch.matrix(n * down * across, i, self.x)
+        room.view(patches.shape).copy_(patches)
+        return room.view(n, down * across, 1, i)
 
     def at(self, data: slice) -> Images:
         return replace(self, x=self.x[data])

@@ -13,7 +13,7 @@ import torch
 from lapwing._types import Float, Int, Tensor
 from lapwing.jacobian.block import Block, Scratch, padded, picked
 from lapwing.jacobian.factored import FactorBlock, written_factors
-from lapwing.jacobian.inputs import Inputs
+from lapwing.jacobian.inputs import Given, Inputs
 from lapwing.operators import Arrangement, GroupedDiagonal
 
 _LEAST_SAVED = 0.25  # of the gradients' memory, for it to be worth while
@@ -120,7 +120,7 @@ class ThinnedBlock(Block):
         if arrangement is None or arrangement is self.arrangement:
             return None if arrangement is None else self
         if arrangement.weight is None:
-            return self.plain().within(where)
+            return self._of_bias(arrangement)
         return replace(self, arrangement=arrangement, inputs=self.inputs.without_bias())
 
     def concatenated(self, others: Sequence[Block]) -> Block:
@@ -149,6 +149,14 @@ class ThinnedBlock(Block):
 
     def entered(self) -> Block:
         return self.plain().entered()
+
+    def _of_bias(self, arrangement: Arrangement) -> FactorBlock:
+        """Σ_t g_t at one position, whose input is 1."""
+        n, c, _ = self.values.shape
+        q, o = arrangement.q, arrangement.o
+        g = self.values.new_zeros(n, c, q * o)
+        g.scatter_add_(2, (self.at.long() // self.r)[:, None].expand_as(self.values), self.values)
+        return FactorBlock(arrangement, g.view(n, c, 1, q, o), Given(g.new_ones(1, 1, 1, 1).expand(n, 1, q, 1)))
 
     def _few(self) -> Sequence[Block]:
         return self.pieces(len(self.values))
