@@ -30,7 +30,7 @@ def main(workload: str, structure: str) -> None:
     planned = lw.plan(built.model, built.batches, built.likelihood, n_inputs=N_INPUTS)
     row = next(row for row in planned.rows if row.structure == structure)
     before = _settled()
-    posterior = lw.fit(built.model, built.batches[:3], built.likelihood, structure=structure)
+    posterior = lw.fit(built.model, built.batches, built.likelihood, structure=structure)
     fit = _status("VmHWM") - before
     _settled()
     assert posterior.outputs(built.x[:N_INPUTS]).cov.shape[0] == N_INPUTS

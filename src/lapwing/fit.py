@@ -298,7 +298,8 @@ def _planned(selector: Selector) -> LayoutChoice:
 def _rehearsal(model: nn.Module, layout_choice: Any, likelihood: Any, batches: Batches) -> Rehearsal:
     linearised, family, (x, y) = _prepare(model, layout_choice, likelihood, batches.first())
     sites = Sites(linearised.datum_shape, family.class_axis)
-    return Rehearsal(Survey(linearised, x), family, sites, x, y, _n_parts(linearised, family))
+    n_data = len(batches) * x.n or None
+    return Rehearsal(Survey(linearised, x), family, sites, x, y, _n_parts(linearised, family), n_data)
 
 
 def _last_layer(model: nn.Module, batches: Batches) -> ParamLayout | None:

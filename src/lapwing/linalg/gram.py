@@ -65,8 +65,8 @@ class GramSum:
     """Σ x xᵀ for rows x (m, q, d), per map q; only the upper block triangle is computed until the end."""
 
     def __init__(self, q: int, d: int, device: torch.device) -> None:
-        self.shape, self.device = (q, d, d), device
-        self.H: Tensor | None = None
+        self.H = torch.empty(q, d, d, dtype=torch.float64, device=device)
+        self.begun = False  # whether anything is in it
         self.few = _Few()
         self.part: Tensor | None = None
         self.n = 0
@@ -91,7 +91,7 @@ class GramSum:
 
     @property
     def empty(self) -> bool:
-        return self.H is None and not self.n and not self.few.n
+        return not self.begun and not self.n and not self.few.n
 
     def result(self) -> Float[Tensor, "q d d"]:
         rows = self.few.rest()
@@ -104,16 +104,19 @@ class GramSum:
         return total
 
     def state(self) -> State:
-        return {"H": self.H, "few": self.few.state(), "part": self.part if self.n else None, "n": self.n}
+        H, part = self.H if self.begun else None, self.part if self.n else None
+        return {"H": H, "few": self.few.state(), "part": part, "n": self.n}
 
     def restore(self, state: State) -> None:
-        self.H, self.part, self.n = state["H"], state["part"], state["n"]
+        self.begun = state["H"] is not None
+        self.H = state["H"] if self.begun else self.H
+        self.part, self.n = state["part"], state["n"]
         self.few.restore(state["few"])
 
     def _multiply(self, x: Float[Tensor, "m q d"], *, ones: bool = False) -> None:
         d, beta = x.shape[2], float(self.n > 0)
         if self.part is None:
-            self.part = _aligned(x, *self.shape)
+            self.part = _aligned(x, *self.H.shape)
         if x.shape[1] > 1 or d < 2 * BLOCK:
             self.part[:, :d, :d].baddbmm_(x.permute(1, 2, 0), x.transpose(0, 1), beta=beta)
         else:
@@ -128,21 +131,20 @@ class GramSum:
 
     def _fold(self) -> None:
         if self.n and self.part is not None:
-            first = self.H is None
-            total = self.part.new_empty(self.shape, dtype=torch.float64) if self.H is None else self.H
-            for start in range(0, self.shape[1], BLOCK):  # what is below the diagonal blocks was not computed
+            for start in range(0, self.H.shape[1], BLOCK):  # what is below the diagonal blocks was not computed
                 rows = slice(start, start + BLOCK)
-                if first:
-                    total[:, rows, start:].copy_(self.part[:, rows, start:])
+                if self.begun:
+                    add_converted_(self.H[:, rows, start:], self.part[:, rows, start:])
                 else:
-                    add_converted_(total[:, rows, start:], self.part[:, rows, start:])
-            self.H = total
+                    self.H[:, rows, start:].copy_(self.part[:, rows, start:])
+            self.begun = True
         self.n = 0
 
     def _sum(self) -> Float[Tensor, "q d d"]:
         """The float64 sum; zeros if there is none yet."""
-        if self.H is None:
-            self.H = torch.zeros(self.shape, dtype=torch.float64, device=self.device)
+        if not self.begun:
+            self.H.zero_()
+            self.begun = True
         return self.H
 
 

@@ -55,6 +55,7 @@ class Rehearsal:
     x: ModelInput
     y: Tensor
     n_parts: int
+    n_data: int | None = None  # as announced; None when the data do not say
     _found: dict[tuple[Structure, Piece, Piece], tuple[int, int]] = field(default_factory=dict, init=False)
 
     @property
@@ -80,7 +81,8 @@ class Rehearsal:
     def _fit_piece(self, structure: Structure, rows_at_once: int, columns: int) -> Piece:
         """As `curvature.estimate` takes them."""
         at_most = max(1, rows_at_once // (self.linearised.k if self.linearised.rest.names else 1))
-        n = in_equal_parts(joined_size(self.x.n, min(at_most, self.linearised.worth_a_pass)), at_most)
+        together = joined_size(self.x.n, min(at_most, self.linearised.worth_a_pass))
+        n = in_equal_parts(min(together, self.n_data or together), at_most)
         alone = structure.by_column and not self.linearised.rest.names
         return Piece(n, 1 if alone else min(columns, max(1, rows_at_once // n)))
 
