@@ -68,6 +68,28 @@ def test_arguments_without_a_batch_are_handed_on() -> None:
     assert x.n == 4 and x.args[1] is table and x.kwargs == {"mode": "a"}
 
 
+def test_a_table_as_long_as_one_batch_is_not_taken_for_rows_of_the_next() -> None:
+    table = torch.eye(3)
+    given = [(ModelInput((x.args[0], table), {}, x.n), y) for x, y in pairs(3, 4, 4)]
+    assert sizes(list(joined(given, 20))) == [3, 8]
+
+
+def test_what_waits_is_taken_up_again() -> None:
+    given, kept = pairs(2, 3, 4), []
+
+    def interrupted(joiner: Joiner) -> Iterator[Pair]:
+        yield from given[:2]
+        kept.append(joiner.state())  # as a checkpoint does, before the next batch is read
+
+    joiner, again = Joiner(10), Joiner(10)
+    list(joiner.through(interrupted(joiner)))
+    again.restore(kept[0])
+    ((x, y),) = again.through(given[2:])
+    assert (x.n, x.origin) == (9, "batch 0 to batch 2")
+    assert_close(x.args[0], torch.cat([pair[0].args[0] for pair in given]), 0)
+    assert torch.equal(y, torch.cat([pair[1] for pair in given]))
+
+
 def test_a_loader_may_fill_one_batch_over_and_over() -> None:
     X, Y = randn(6, 3, g=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 1, 0, 1, 0])
 

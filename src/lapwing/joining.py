@@ -50,13 +50,14 @@ class Joiner:
     def state(self) -> State:
         if self.waiting is None:
             return {}
-        x, y = self.waiting.pair()
-        return {"args": list(x.args), "kwargs": dict(x.kwargs), "n": x.n, "origin": x.origin, "y": y}
+        (x, y), span = self.waiting.pair(), [self.waiting.first.origin, self.waiting.last]
+        return {"args": list(x.args), "kwargs": dict(x.kwargs), "n": x.n, "y": y, "span": span}
 
     def restore(self, state: State) -> None:
         if state:
-            x = ModelInput(tuple(state["args"]), state["kwargs"], state["n"], state["origin"])
+            x = ModelInput(tuple(state["args"]), state["kwargs"], state["n"], state["span"][0])
             self.waiting = _Group(x, state["y"], self.at_most)
+            self.waiting.last = state["span"][1]
 
 
 class _Group:
@@ -73,7 +74,7 @@ class _Group:
         if self.n + x.n > self.at_most or len(x.args) != len(first.args) or [*x.kwargs] != [*first.kwargs]:
             return False
         return _fits(y, self.y) and all(
-            first.batched(old) and _fits(new, room) if x.batched(new) else _same(new, old)
+            x.batched(new) == first.batched(old) and (_fits(new, room) if x.batched(new) else _same(new, old))
             for new, room, old in zip(_values(x), self.room, _values(first), strict=True)
         )
 
