@@ -59,6 +59,14 @@ def interrupted_and_resumed(directory: Path, at: int, kind: str = "classes", **o
     return fit(loader, kind=kind, checkpoint=directory, every=0, **options)
 
 
+@pytest.fixture(params=[9, 18, 1024], ids=["alone", "two together", "all together"])
+def together(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many data go through the network together: batches of nine are added up, or wait, or both."""
+    monkeypatch.setattr("lapwing.linearise._MOST_JOINED", request.param)
+    return request.param
+
+
+@pytest.mark.usefixtures("together")
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("kind", ["classes", pytest.param("per output", marks=pytest.mark.slow)])
 def test_an_interrupted_fit_goes_on_to_the_same_bits(structure: str, kind: str, tmp_path: Path) -> None:
@@ -147,7 +155,10 @@ def _killed(point: int, structure: str, directory: Path, whole: lw.Posterior) ->
     [[0, 17, 40, 95], pytest.param(range(0, 150, 3), marks=pytest.mark.slow)],
     ids=["4", "50"],
 )
-def test_killed_at_any_moment_it_goes_on_to_the_same_bits(points: Any, tmp_path: Path) -> None:
+def test_killed_at_any_moment_it_goes_on_to_the_same_bits(
+    points: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lapwing.linearise._MOST_JOINED", 18)  # some batches are added up, and one waits
     whole = {name: fit(BATCHES, structure=name) for name in ("kron", "ekfac", "full")}
     for point in points:
         structure = ("kron", "ekfac", "full")[point % 3] if point < 50 else "ekfac"
