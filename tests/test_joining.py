@@ -143,3 +143,20 @@ for structure in ("kron", "diag"):
 sys.exit("sympy" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_tuning_again_over_other_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The linear mode is found anew from where it was, however the data are cut this time."""
+    monkeypatch.setattr("lapwing.linearise._MOST_JOINED", 1)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 120), nn.Tanh(), nn.Linear(120, 3)).double()
+    X, Y = torch.randn(600, 40, dtype=torch.float64), torch.randint(3, (600,))
+
+    def cut(n: int) -> list[tuple[Tensor, Tensor]]:
+        return list(zip(X.split(n), Y.split(n), strict=True))
+
+    first = lw.tune(lw.fit(model, cut(60), "classification", structure="kron"), cut(60), mode="linear")
+    assert first.expansion is not None and len(first.expansion.outputs or ()) > 1
+    again = [lw.tune(first, cut(n), mode="linear").log_evidence() for n in (60, 70, 600)]
+    for other in again[1:]:
+        assert_close(other, again[0], 1e-8)

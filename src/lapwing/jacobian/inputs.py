@@ -101,15 +101,13 @@ class Images(Inputs):
         return torch.cat([a, a.new_ones(*a.shape[:-1], 1)], dim=-1) if ones else a
 
     def columns(self) -> tuple[Float[Tensor, "n r q _"], bool]:
-        patches = self._view()
-        patches = patches.permute(0, 1, 2, 5, 3, 4) if self.by_channel else patches
+        patches = self._patches()
         return patches.reshape(len(self.x), -1, 1, patches.shape[3:].numel()), self.ones
 
     def formed_in(self, scratch: Scratch) -> Float[Tensor, "n r q i"]:
         if self.ones:
             return self.tensor()
-        patches = self._view()
-        patches = patches.permute(0, 1, 2, 5, 3, 4) if self.by_channel else patches
+        patches = self._patches()
         (n, down, across), i = patches.shape[:3], patches.shape[3:].numel()
         room = scratch.matrix(n * down * across, i, self.x)
         room.view(patches.shape).copy_(patches)
@@ -139,6 +137,10 @@ class Images(Inputs):
         if len(same) < len(others):
             return super().concatenated(others, r)
         return replace(self, x=torch.cat([self.x, *(other.x for other in same)]))
+
+    def _patches(self) -> Float[Tensor, "n down across _ _ _"]:
+        """In the order of the columns."""
+        return self._view().permute(0, 1, 2, 5, 3, 4) if self.by_channel else self._view()
 
     def _view(self) -> Float[Tensor, "n down across rows columns channels"]:
         n, height, width, channels = self.x.shape

@@ -38,8 +38,8 @@ class Problem:
         """Log likelihood and its gradient where the outputs are h: one pass of reverse mode."""
         n, likelihood = 0, torch.zeros((), dtype=torch.float64, device=theta.device)
         gradients: list[Tensor] = []
-        for i, piece in enumerate(self.design):
-            h = self.outputs_of(piece, outputs, i)
+        for piece in self.design:
+            h = self.outputs_of(piece, outputs, n)
             residuals = self.likelihood.part_residuals(h, piece.y)
             if not gradients:
                 gradients = [torch.zeros_like(theta) for _ in residuals]
@@ -56,11 +56,12 @@ class Problem:
 
     def hessian_pass(self, outputs: Outputs, v: Float[Tensor, " p"]) -> tuple[Float[Tensor, " p"], list[Along]]:
         """(κ Σ Jᵀ Λ(h) J + P₀) v with Λ at the outputs h, and J v itself."""
-        total, along = torch.zeros_like(v), []
-        for i, (piece, moved) in enumerate(self.design.along(v)):
-            h, q = self.outputs_of(piece, outputs, i), self.sites.split(moved)
+        total, along, n = torch.zeros_like(v), [], 0
+        for piece, moved in self.design.along(v):
+            h, q = self.outputs_of(piece, outputs, n), self.sites.split(moved)
             piece.add_vjp_(total, self._flat(self.likelihood.hessian_mv(h, piece.y, q)))
             along.append(Along(h, q, piece.y))
+            n += len(h)
         return ranks.total(total).mul_(self.likelihood_scale).addcmul_(self.prior.P0.diagonal, v), along
 
     def step_length(self, theta: Tensor, d: Float[Tensor, " p"], along: list[Along], slope: float) -> float:
@@ -79,8 +80,15 @@ class Problem:
 
         return _root(derivatives, slope)
 
-    def outputs_of(self, piece: Piece, outputs: Outputs, i: int) -> Float[Tensor, "n t c"]:
-        return self.sites.split(piece.f) if outputs is None else outputs[i]
+    def outputs_of(self, piece: Piece, outputs: Outputs, start: int) -> Float[Tensor, "n t c"]:
+        """h of the data from `start` on; they may have been cut otherwise when it was found."""
+        if outputs is None:
+            return self.sites.split(piece.f)
+        stop, first, parts = start + len(piece.f), 0, []
+        for h in outputs:
+            parts.append(h[max(start - first, 0) : max(stop - first, 0)])
+            first += len(h)
+        return torch.cat(parts)
 
     def _flat(self, r: Float[Tensor, "n t c"]) -> Float[Tensor, "n k"]:
         return self.sites.join(r).reshape(len(r), -1)

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lapwing._types import Float, Tensor
 from lapwing.data import ModelInput
-from lapwing.errors import LapwingError
+from lapwing.errors import LapwingError, ModelError
 from lapwing.linearise import Linearised, Trace
 from lapwing.network import with_images_in
 from lapwing.sandbox import borrowed
@@ -42,17 +42,27 @@ def choose_jvp(linearised: Linearised, x: ModelInput) -> Jvp:
 @contextmanager
 def pushed(linearised: Linearised, x: ModelInput, v: Float[Tensor, " p"]) -> Iterator[tuple[Trace, Tensor]]:
     """A trace without records, and J v (n, K), out of one forward pass: tangents run along with the graph."""
-    network, placed = linearised.network, with_images_in(linearised.network.placed(x), linearised.layout_of_images)
+    network, placed = linearised.network, linearised.network.placed(x)
     with borrowed(network.model):
         leaves = {name: network.tensors[name].detach().requires_grad_() for name in linearised.layout.names}
         tangents = linearised.tangents(v)
         with sdpa_kernel(SDPBackend.MATH), dual_level():
             both = {name: make_dual(leaf, tangents[name]) for name, leaf in leaves.items()}
-            f, q = unpack_dual(linearised.flat(network(placed, both), x.n))
+            f, q = unpack_dual(linearised.flat(_run(linearised, placed, both), x.n))
         # Behind the level tensors have no tangents any more: the way back is that of a plain pass.
         trace = Trace(replace(linearised, ruled={}, last=None), placed, leaves, {}, f, None)
         trace.put_back()
         yield trace, torch.zeros_like(f, dtype=torch.float64) if q is None else q.detach().double()
+
+
+def _run(linearised: Linearised, x: ModelInput, tensors: dict[str, Tensor]) -> Tensor:
+    """With images laid out as they are when traced; as they came, should the model not take these so."""
+    try:
+        return linearised.network(with_images_in(x, linearised.layout_of_images), tensors)
+    except ModelError:
+        if linearised.layout_of_images == torch.preserve_format:
+            raise
+        return linearised.network(x, tensors)
 
 
 def can_push(linearised: Linearised, x: ModelInput) -> bool:
