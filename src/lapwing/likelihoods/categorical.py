@@ -144,16 +144,14 @@ class Categorical(Likelihood):
         return torch.where(counted, weight[torch.where(counted, y, 0)], 0.0)
 
 
-def _one_hot(y: Tensor, f: Tensor) -> Tensor:
-    """Mask of the label's class; all False where the label is no class (ignored)."""
-    return y[..., None] == torch.arange(f.shape[-1], device=f.device)
-
-
 def _label_residual(f: Tensor, y: Tensor) -> Tensor:
-    """e_y − p, its label entry as the sum of the other probabilities: 1 − p_y would cancel to nothing near p_y = 1."""
-    label = _one_hot(y, f)
-    others = torch.where(label, 0.0, torch.softmax(f, -1))
-    return torch.where(label, others.sum(-1, keepdim=True), -others)
+    """e_y − p, its label entry as the sum of the other probabilities: 1 − p_y would cancel to nothing near p_y = 1.
+
+    What stands where the label is no class (ignored) has no weight.
+    """
+    label = torch.where((y >= 0) & (y < f.shape[-1]), y, 0)[..., None]
+    others = torch.softmax(f, -1).scatter(-1, label, 0.0)
+    return others.neg().scatter(-1, label, others.sum(-1, keepdim=True))
 
 
 def _checked_weight(weight: Sequence[float] | Tensor) -> tuple[float, ...]:

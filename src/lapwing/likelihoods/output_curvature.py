@@ -92,6 +92,9 @@ class Softmax(OutputCurvature):
 
 
 def complement(p: Tensor) -> Tensor:
-    """1 − p without cancellation: only the largest entry can be near one, and there it is the sum of the others."""
-    largest = p.argmax(-1)[..., None] == torch.arange(p.shape[-1], device=p.device)
-    return torch.where(largest, torch.where(largest, 0.0, p).sum(-1, keepdim=True), 1 - p)
+    """1 − p without cancellation: an entry near one, and a row has at most one, leaves the sum of the others."""
+    rest = 1 - p
+    if p.max() > 0.5:
+        largest = p.argmax(-1, keepdim=True)
+        rest.scatter_(-1, largest, p.scatter(-1, largest, 0.0).sum(-1, keepdim=True))
+    return rest

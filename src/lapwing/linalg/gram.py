@@ -5,6 +5,8 @@ Products are added in place, so that a batch costs what its multiplication costs
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from lapwing._types import Float, State, Tensor
@@ -14,6 +16,8 @@ _MOST_ROWS = 4096  # summed in the rows' own precision; then the float64 sum is 
 _FEWEST_ROWS = 64  # multiplied at once: fewer are gathered first
 _CONVERTED = 1 << 15  # numbers converted to another precision at a time
 _ALIGNED = 16  # numbers: products are written a third faster to rows that begin at multiples of so many
+_PAGE = 4096  # bytes: rows that begin at multiples of so many crowd each other out of the processor's cache
+_MOVED_ROWS = 1024  # such rows are moved apart so many at a time
 
 
 class Products:
@@ -120,12 +124,13 @@ class GramSum:
         if x.shape[1] > 1 or d < 2 * BLOCK:
             self.part[:, :d, :d].baddbmm_(x.permute(1, 2, 0), x.transpose(0, 1), beta=beta)
         else:
-            M = x[:, 0]
-            strips = zip(range(0, d, BLOCK), self.part[0, :d, :d].split(BLOCK), M.T.split(BLOCK), strict=True)
-            for start, strip, rows in strips:  # `narrow`, as slices take longer than small products
-                strip.narrow(1, start, d - start).addmm_(rows, M.narrow(1, start, d - start), beta=beta)
+            for M in _apart(x[:, 0]):
+                strips = zip(range(0, d, BLOCK), self.part[0, :d, :d].split(BLOCK), M.T.split(BLOCK), strict=True)
+                for start, strip, rows in strips:  # `narrow`, as slices take longer than small products
+                    strip.narrow(1, start, d - start).addmm_(rows, M.narrow(1, start, d - start), beta=beta)
+                beta = 1.0
         if ones:
-            _add_(self.part[:, :d, d], x.sum(0), beta)
+            _add_(self.part[:, :d, d], x.sum(0), float(self.n > 0))
             self.part[:, d, d] = len(x) + (self.part[:, d, d] if self.n else 0)
         self.n += len(x)
 
@@ -159,6 +164,16 @@ def _add_(total: Tensor, part: Tensor, beta: float) -> None:
         total.add_(part)
     else:
         total.copy_(part)
+
+
+def _apart(x: Float[Tensor, "m d"]) -> Iterator[Float[Tensor, "_ d"]]:
+    """The rows, all at once if they lie well; else in pieces, each written where the last one was."""
+    if x.stride(0) * x.element_size() % _PAGE:
+        yield x
+        return
+    room = x.new_empty(min(len(x), _MOVED_ROWS), x.shape[1] + _ALIGNED)[:, :-_ALIGNED]
+    for piece in x.split(_MOVED_ROWS):
+        yield room[: len(piece)].copy_(piece)
 
 
 def add_converted_(total: Float[Tensor, "q d *e"], part: Float[Tensor, "q d *e"]) -> None:
