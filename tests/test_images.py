@@ -116,6 +116,16 @@ def test_images_have_channels_last_where_the_model_can_be_run_so() -> None:
             assert_close(trace.jacobian().dense(), truth.jacobian[1], RTOL)
 
 
+def test_convolutions_in_front_of_the_last_layer_have_channels_last_as_well() -> None:
+    truths = [Truth.of(case(run)) for run in (by_flatten, by_view)]
+    posteriors = [truth.fit(structure="full", params="last_layer") for truth in truths]
+    layouts = [posterior.linearised.layout_of_images for posterior in posteriors]
+    assert layouts == [torch.channels_last, torch.preserve_format]
+    for truth, posterior in zip(truths, posteriors, strict=True):
+        p = posterior.curvature.p  # the head's parameters come last
+        assert_close(posterior.curvature.to_dense(), truth.H[-p:, -p:], RTOL)
+
+
 def test_the_mean_is_the_models_own_output_bit_by_bit() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32, 2))

@@ -241,12 +241,12 @@ class Agreed:
 def _agreeing_blocks(linearised: Linearised, few: ModelInput, truth: Projections) -> tuple[Linearised, Agreed]:
     """The captured blocks to use, and how images are laid out.
 
-    With channels last in memory, convolutions and their blocks are faster, but not every model can be run so: one that
-    calls `.view` on a feature map cannot. So both are tried, and it is taken if it loses no block.
+    With channels last in memory, convolutions, pooling and blocks are faster, but not every model can be run so: one
+    that calls `.view` on a feature map cannot. So both are tried, and it is taken if it loses no block.
     """
     candidates = _faithful(linearised, few)
     channels_last = Agreed({})
-    if _gains_from_channels_last(linearised.network.model, candidates):
+    if candidates and _gains_from_channels_last(linearised.network.model):
         other = replace(linearised, layout_of_images=torch.channels_last)
         with suppress(RuntimeError, LapwingError):
             linearised.network(with_images_in(few, torch.channels_last), {})  # refuses what a trace would work around
@@ -259,7 +259,7 @@ def _agreeing_blocks(linearised: Linearised, few: ModelInput, truth: Projections
     return linearised, agreed
 
 
-def _gains_from_channels_last(model: nn.Module, candidates: Mapping[str, nn.Module]) -> bool:
+def _gains_from_channels_last(model: nn.Module) -> bool:
     """Whether there are 2-d convolutions, and none that torch (2.13, CPU) cannot differentiate so laid out.
 
     The backward pass of a strided 1 × 1 convolution of few channels then writes beyond its memory: the process dies.
@@ -269,7 +269,7 @@ def _gains_from_channels_last(model: nn.Module, candidates: Mapping[str, nn.Modu
         set(m.kernel_size) == {1} and max(m.stride) > 1 and m.in_channels // m.groups < _FEW_CHANNELS
         for m in convolutions
     )
-    return any(isinstance(m, nn.Conv2d) for m in candidates.values()) and not deadly
+    return bool(convolutions) and not deadly
 
 
 def _agreeing(linearised: Linearised, few: ModelInput, truth: Projections, candidates: dict[str, nn.Module]) -> Agreed:
