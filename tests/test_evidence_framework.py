@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import log
 
@@ -435,6 +436,21 @@ def test_validation_is_never_worse_than_the_network_or_its_best_temperature():
     measured = -float(tuned.predict(case.validation[0]).log_prob(y).mean())
     assert measured <= float(nn.functional.binary_cross_entropy_with_logits(f, y)) + 1e-9
     assert measured <= float(min(scaled)) + 1e-4
+
+
+def test_labels_that_are_all_right_do_not_make_a_network_much_surer():
+    """The NLL falls with T to its end; under the prior on log T it does so a little."""
+    case = HeldOut.of("bernoulli")
+    model = deepcopy(case.model)
+    model[2].weight.data /= 4
+    x = case.validation[0]
+    right = replace(case, model=model, validation=(x, (model(x) > 0).double()))
+    tuned = validated(lw.fit(model, case.train, "binary", prior=1.0, structure="full"), right)
+    assert 0.5 < tuned.readout.temperature <= 1
+    f, y = model(x).detach(), right.validation[1]
+    sharp, plain = (float(nn.functional.binary_cross_entropy_with_logits(f / T, y)) for T in (0.2, 1.0))
+    measured = -float(tuned.predict(x).log_prob(y).mean())
+    assert sharp < measured <= plain
 
 
 def test_validation_with_known_noise_is_brute_force():

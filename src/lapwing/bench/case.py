@@ -1,6 +1,7 @@
 """What is measured: work, the unit it is counted in, and the goal. One case runs in one process:
 
     python -m lapwing.bench.case W3 kron-fit
+    python -m lapwing.bench.case W2 kron-fit 8192  # with so many training data
 
 Unit and work are timed in turn, in CPU seconds on one thread, and the median ratio counts; so a slow machine, or one
 that is slow for a minute, gives the same number. The first run of the work is not timed: its memory is measured.
@@ -213,9 +214,10 @@ def listed(workload: str | None = None) -> list[tuple[str, str]]:
     return chosen
 
 
-def main(workload: str, case: str) -> None:
+def main(workload: str, case: str, n_data: str | None = None) -> None:
     torch.set_num_threads(1)
-    print(json.dumps(measure(case, build(workload))))
+    w = build(workload)
+    print(json.dumps(measure(case, w if n_data is None else w.with_data(int(n_data)))))
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ _COST_OF_LINK = 0.5
 _SCALE_STD = 2.0  # decades: the evidence is often wrong, but seldom by more than that
 _DECADES_OF_NO_SPREAD = 8.0
 _TIE = 1e-6  # nats per term
-_STD_WITH_SPREAD = 0.5  # of log T: the covariance is there to do the work of a temperature
-_STD_OF_COLDER = 0.5  # of log T < 0 for the network alone: labels that are all right say nothing of how right
+_STD_OF_WARMER = 0.5  # of log T > 0 with a covariance, which is there to do the work of a temperature
+_STD_OF_COLDER = 0.2  # of log T < 0: labels that are all right say nothing of how right
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,7 @@ def _all_candidates(
 
 
 def _freedom(scale: float, free_noise: bool) -> Freedom:
-    spread = scale < NO_SPREAD
-    return Freedom(free_noise, *((_STD_WITH_SPREAD, _STD_WITH_SPREAD) if spread else (_STD_OF_COLDER, inf)))
+    return Freedom(free_noise, _STD_OF_COLDER, _STD_OF_WARMER if scale < NO_SPREAD else inf)
 
 
 def _preferred(candidates: list[Candidate], n_terms: int) -> Candidate:
