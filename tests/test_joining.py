@@ -74,6 +74,12 @@ def test_a_table_as_long_as_one_batch_is_not_taken_for_rows_of_the_next() -> Non
     assert sizes(list(joined(given, 20))) == [3, 8]
 
 
+def test_batches_are_not_joined_to_the_length_of_a_table() -> None:
+    table = torch.eye(4)
+    given = [(ModelInput((x.args[0], table), {}, x.n), y) for x, y in pairs(2, 2, 3, 3)]
+    assert sizes(list(joined(given, 20))) == [2, 8]
+
+
 def test_what_waits_is_taken_up_again() -> None:
     given, kept = pairs(2, 3, 4), []
 
