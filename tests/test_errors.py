@@ -100,6 +100,20 @@ class NoLayerCalled(nn.Module):
         return nn.functional.linear(x, self.layer.weight)
 
 
+class Routed(nn.Module):
+    """Data of a small first input go one way, the others another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(2, 3), nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        small, out = x[:, 0] < 0.2, x.new_zeros(len(x), 3)
+        for layer, some in ((self.left, small), (self.right, ~small)):
+            out = out.index_put((some.nonzero()[:, 0],), layer(x[some])) if some.any() else out
+        return out
+
+
 def double(x: Tensor) -> Tensor:
     return 2 * x
 
@@ -211,6 +225,7 @@ MODELS = [
     Row("scalar output", computing(lambda f: f.sum()), fit(), SHAPE, ("shape ()", "batch as first axis")),
     Row("batch on the second axis", computing(lambda f: f.T, 4), fit(), SHAPE, ("(4, 3)", "3 inputs", "batch as first axis")),
     Row("outputs without entries", computing(lambda f: f[:, :0]), fit(), SHAPE, ("no outputs", "(3, 0)")),
+    Row("data that go past a layer", Routed, fit(), MODEL, ("'left'", "(4, 2)", "6 data", "shuffle", "params=")),
     Row("rows that see each other", neighbourly, fit(), VALUE, ("other rows", "track_running_stats=False")),
     Row("outputs of changing length", computing(lambda f: f.unsqueeze(1).expand(-1, 2 if len(f) == 2 else 1, -1)), fit([(X, LABELS[:, None]), (X[:2].double(), LABELS[:2, None])]), SHAPE, ("batch 1", "(2, 2, 3)", "one shape")),
     Row("infinite outputs later", computing(torch.exp), fit([(X, LABELS), (1e4 * X, LABELS)]), NUMBERS, ("batch 1", "infinite", "inputs")),
@@ -243,6 +258,8 @@ DATA = [
     Row("string array", three, fit((np.array([["a", "b"]] * N), LABELS)), TYPE, ("data: X", "<U1", "encode")),
     Row("object array", three, fit((X, np.array([None] * N))), TYPE, ("data: Y", "object", "encode")),
     Row("x without a batch axis", three, fit([(torch.tensor(1.0), torch.tensor(1))]), TYPE, ("batch 0", "x[None]")),
+    Row("sparse x", three, fit([(X.to_sparse(), LABELS)]), TYPE, ("batch 0", "sparse_coo", "to_dense")),
+    Row("nested x", three, fit([(torch.nested.nested_tensor([X, X[:2]], layout=torch.jagged), LABELS[:2])]), TYPE, ("batch 0", "nested", "to_padded_tensor")),
     Row("x that is text", three, fit([("some text", LABELS)]), TYPE, ("batch 0", "str")),
 ]  # fmt: skip
 

@@ -74,6 +74,12 @@ def test_a_table_as_long_as_one_batch_is_not_taken_for_rows_of_the_next() -> Non
     assert sizes(list(joined(given, 20))) == [3, 8]
 
 
+def test_batches_are_not_joined_to_the_length_of_a_table() -> None:
+    table = torch.eye(4)
+    given = [(ModelInput((x.args[0], table), {}, x.n), y) for x, y in pairs(2, 2, 3, 3)]
+    assert sizes(list(joined(given, 20))) == [2, 8]
+
+
 def test_what_waits_is_taken_up_again() -> None:
     given, kept = pairs(2, 3, 4), []
 
@@ -90,20 +96,29 @@ def test_what_waits_is_taken_up_again() -> None:
     assert torch.equal(y, torch.cat([pair[1] for pair in given]))
 
 
-def test_a_loader_may_fill_one_batch_over_and_over() -> None:
+class Refilling:
+    """Six data in three batches, all written to the same memory."""
+
     X, Y = randn(6, 3, g=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 1, 0, 1, 0])
 
-    class Refilling:
-        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-            x, y = torch.empty(2, 3, dtype=torch.float64), torch.empty(2, dtype=torch.long)
-            for start in (0, 2, 4):
-                x.copy_(X[start : start + 2])
-                y.copy_(Y[start : start + 2])
-                yield x, y
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        x, y = torch.empty(2, 3, dtype=torch.float64), torch.empty(2, dtype=torch.long)
+        for start in (0, 2, 4):
+            x.copy_(self.X[start : start + 2])
+            y.copy_(self.Y[start : start + 2])
+            yield x, y
 
+
+@pytest.mark.parametrize("structure", ["kron", "lowrank"])
+def test_a_loader_may_fill_one_batch_over_and_over(structure: str) -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
-    filled, whole = (lw.fit(model, data, "classification", structure="kron") for data in (Refilling(), (X, Y)))
-    assert_close(filled.log_evidence(), whole.log_evidence(), 1e-12)
+    filled, whole = Refilling(), (Refilling.X, Refilling.Y)
+    fits = [lw.fit(model, data, "classification", structure=structure, progress=False) for data in (filled, whole)]
+    assert_close(fits[0].log_evidence(), fits[1].log_evidence(), 1e-12)
+    tuned = [lw.tune(fits[1], data) for data in (filled, whole)]
+    assert_close(tuned[0].log_evidence(), tuned[1].log_evidence(), 1e-8)
+    refined = [lw.refine(fits[1], data) for data in (filled, whole)]
+    assert_close(refined[0].mean, refined[1].mean, 1e-8)
 
 
 def test_how_many_are_together() -> None:

@@ -104,6 +104,13 @@ def test_one_datum():
     assert_close(modes(posterior, x, y), brute_mode("classification", model, x, y, delta, 1.0), rtol=1e-7)
 
 
+@pytest.mark.parametrize("structure", ["full", "kron", "diag"])
+def test_without_a_label_there_is_nothing_to_tune(structure: str):
+    model, x, y = problem("classification")
+    posterior = lw.fit(model, (x, torch.full_like(y, -100)), "classification", structure=structure)
+    assert float(lw.tune(posterior).log_evidence()) == 0.0
+
+
 @pytest.mark.parametrize("kind", ["regression", "classification"])
 def test_visiting_the_network_anew_gives_the_stored_mode(kind: str):
     model, x, y = problem(kind)

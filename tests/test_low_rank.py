@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import lapwing as lw
 import oracle
@@ -123,3 +123,19 @@ def test_a_subnetwork_of_single_weights() -> None:
     )
     assert_close(low.curvature.to_dense(), full.curvature.to_dense(), rtol=1e-9)
     assert_close(low.outputs(x).cov, full.outputs(x).cov, rtol=1e-8)
+
+
+def test_data_may_go_past_all_that_is_inferred() -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            rows = (x[:, 0] > 0).nonzero()[:, 0]
+            return x.index_put((rows,), x[rows] * self.scale) if len(rows) else x
+
+    x, y = torch.tensor([[1.0, 2.0], [-1.0, 1.0]], dtype=torch.float64), torch.tensor([0, 1])
+    data = [(x, y), (-x.abs(), y)]
+    fits = [lw.fit(Branching().double(), data, "classification", structure=word) for word in ("lowrank", "full")]
+    assert_close(fits[0].covariance(), fits[1].covariance(), 1e-8)

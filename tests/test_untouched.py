@@ -355,6 +355,26 @@ def test_grad_modes_do_not_matter(model: nn.Module, mode: Callable[[], Any]) -> 
         assert_close(a.clone(), b, rtol=1e-12)
 
 
+def test_a_buffer_may_be_made_on_first_use() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+            self.register_buffer("scale", None)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not hasattr(self, "mask"):
+                self.register_buffer("mask", torch.ones(2), persistent=False)
+                self.scale = torch.full((2,), 0.5)
+            return self.scale * self.mask * self.layer(x)
+
+    model, X, Y = Masked(), torch.randn(6, 3), torch.arange(6) % 2
+    with untouched(model):
+        posterior = lw.tune(lw.fit(model, (X, Y), "classification", structure="kron", progress=False))
+        mean = posterior.outputs(X).mean
+    torch.testing.assert_close(mean, 0.5 * model.layer(X))
+
+
 def test_a_model_built_in_inference_mode_can_be_fitted() -> None:
     with torch.inference_mode():
         model = nn.Linear(3, 2).double()

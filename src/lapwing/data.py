@@ -63,6 +63,8 @@ def as_input(x: Any, where: str = "x") -> ModelInput:
         args = tuple(_as_tensor(v, where) for v in x)
     else:
         args = (_as_tensor(x, where),)
+    if any(isinstance(v, Tensor) and v.is_nested for v in (*args, *kwargs.values())):
+        raise InputTypeError(f"{where}: nested tensors have no rows of one shape. Pad them: x.to_padded_tensor(0.0).")
     sizes = [v.shape[0] for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.ndim > 0]
     if not sizes:
         raise InputTypeError(
@@ -72,6 +74,7 @@ def as_input(x: Any, where: str = "x") -> ModelInput:
     result = ModelInput(args, kwargs, sizes[0])
     if result.n == 0:
         raise InputError(f"{where}: the batch is empty (first axis of length 0).")
+    _check_dense(result, where)
     _check_finite(result, where)
     return result
 
@@ -244,6 +247,15 @@ def _holds_arrays(x: Any) -> bool:
     if isinstance(x, tuple):
         return any(isinstance(v, Tensor | np.ndarray) for v in x)
     return isinstance(x, Tensor | np.ndarray)
+
+
+def _check_dense(x: ModelInput, where: str) -> None:
+    for name, value in x.leaves():
+        if x.batched(value) and value.layout is not torch.strided:
+            raise InputTypeError(
+                f"{where}: {name} is sparse ({str(value.layout).removeprefix('torch.')}), and torch takes no rows out "
+                "of such a tensor. Use x.to_dense(), some data at a time if that is large."
+            )
 
 
 def _check_finite(x: ModelInput, where: str) -> None:

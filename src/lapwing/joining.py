@@ -71,8 +71,11 @@ class _Group:
 
     def takes(self, x: ModelInput, y: Tensor) -> bool:
         first = self.first
-        if self.n + x.n > self.at_most or len(x.args) != len(first.args) or [*x.kwargs] != [*first.kwargs]:
+        n = self.n + x.n
+        if n > self.at_most or len(x.args) != len(first.args) or [*x.kwargs] != [*first.kwargs]:
             return False
+        if any(isinstance(v, Tensor) and v.shape[:1] == (n,) for v in _values(x) if not x.batched(v)):
+            return False  # a table as long as that would be taken for rows
         return _fits(y, self.y) and all(
             x.batched(new) == first.batched(old) and (_fits(new, room) if x.batched(new) else _same(new, old))
             for new, room, old in zip(_values(x), self.room, _values(first), strict=True)

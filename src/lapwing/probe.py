@@ -353,11 +353,7 @@ def _projected(blocks: list[Block], layout: ParamLayout, name: str, truth: Proje
 
 def _divides(calls: Calls, n: int) -> bool:
     """Whether the module's inputs can be told apart by datum at all, and reach the output."""
-    return (
-        bool(calls.inputs)
-        and all(calls.rule.divides(calls.module, x, n) for x in calls.inputs)
-        and all(s.requires_grad for s in calls.outputs)
-    )
+    return bool(calls.inputs) and calls.divide(n) and all(s.requires_grad for s in calls.outputs)
 
 
 def _vectorised_agrees(linearised: Linearised, few: ModelInput, truth: Projections) -> bool:

@@ -90,13 +90,14 @@ def install(model: nn.Module, tensors: Mapping[str, Tensor], aliases: Mapping[st
     """Let a borrowed model compute with these tensors in place of its own parameters and buffers.
 
     They stay in place until the model is given back, so a checkpointed block that recomputes itself during the
-    backward pass sees them too. `aliases` maps every name of a shared tensor to the one it is listed under.
+    backward pass sees them too. `aliases` maps every name of a shared tensor to the one it is listed under. A buffer
+    that has none was made by a forward pass, as a mask is on first use: it stays until then as well.
     """
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         for slots in (module._parameters, module._buffers):
             for key, current in slots.items():
-                if current is not None:
+                if current is not None and prefix + key in aliases:
                     slots[key] = tensors[aliases[prefix + key]]
         if isinstance(module, nn.RNNBase):  # recurrent layers read their weights from a list of their own
             module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]

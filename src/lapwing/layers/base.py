@@ -39,6 +39,10 @@ class Calls:
     def close(self) -> None:
         self.open = False
 
+    def divide(self, n: int) -> bool:
+        """Whether the inputs of all calls can be told apart by datum."""
+        return all(self.rule.divides(self.module, x, n) for x in self.inputs)
+
     def of(self, name: str, gradients: Sequence[Sequence[Tensor]]) -> tuple[list[Tensor], list[list[Tensor]]]:
         """Inputs of one map, and the gradients [column][call] that go with them."""
         calls = [j for j, map_ in enumerate(self.maps) if map_ == name]

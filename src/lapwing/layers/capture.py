@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from lapwing.errors import ModelError
 from lapwing.jacobian import Block
 from lapwing.layers.base import Calls
 from lapwing.layers.rules import rule_for
@@ -34,6 +35,8 @@ def captured_blocks(
     calls: Mapping[str, Calls], layout: ParamLayout, f: Tensor, cotangents: Tensor
 ) -> dict[str, list[Block]]:
     """Blocks for every recorded module: one backward pass per column of the cotangents (n, K, c)."""
+    for path, record in calls.items():
+        _check_divided(path, record, len(f))
     outputs = [output for record in calls.values() for output in record.outputs]
     gradients = [pulled_back(f, outputs, column) for column in cotangents.unbind(-1)]
     blocks: dict[str, list[Block]] = {}
@@ -48,6 +51,17 @@ def captured_blocks(
             column[start:stop] = [f.new_empty(0)] * (stop - start)
         start = stop
     return blocks
+
+
+def _check_divided(path: str, record: Calls, n: int) -> None:
+    if not record.divide(n):
+        shapes = ", ".join(str(tuple(x.shape)) for x in record.inputs)
+        raise ModelError(
+            f"Layer '{path}' was given inputs of shape {shapes} for {n} data: some go past it (a mixture of experts?), "
+            "and its rows cannot be told apart by datum. The first data all went through it, so it was taken for a "
+            "layer of all data. Let the first three data take different ways (shuffle them), or leave the layer out "
+            "with params=[...]."
+        )
 
 
 def places(layout: ParamLayout, path: str) -> dict[str, slice]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
-from lapwing.data import Batches
+from lapwing.data import Batches, ModelInput
 
 
 def in_fixed_order(data: Batches) -> Batches:
@@ -14,7 +17,7 @@ def in_fixed_order(data: Batches) -> Batches:
     its own, is read once.
     """
     fixed = unshuffled(data)
-    return Batches(list(data.source)) if fixed is None else fixed
+    return Batches([_copied(x, y) for x, y in data]) if fixed is None else fixed
 
 
 def unshuffled(data: Batches) -> Batches | None:
@@ -38,3 +41,12 @@ def unshuffled(data: Batches) -> Batches | None:
             collate_fn=source.collate_fn,
         )
     )
+
+
+def _copied(x: ModelInput, y: Any) -> tuple[ModelInput, Any]:
+    """What is kept of a batch: a loader may fill one batch over and over."""
+    return x.mapped(_copy, x.n), tuple(_copy(v) for v in y) if isinstance(y, tuple) else _copy(y)
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value

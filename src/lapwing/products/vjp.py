@@ -45,6 +45,8 @@ def batched(trace: Trace, total: Float[Tensor, "m p"], u: Float[Tensor, "m n k"]
     """Backward passes of several cotangents together."""
     if len(u) == 1:
         return one_by_one(trace, total, u)
+    if not trace.f.requires_grad:  # these data go past all that is inferred
+        return
     whole, selection = trace.linearised.whole, trace.linearised.layout.selection
     for start in range(0, len(u), VECTORS_AT_ONCE):
         some = slice(start, start + VECTORS_AT_ONCE)
