@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -74,10 +75,11 @@ def test_a_table_as_long_as_one_batch_is_not_taken_for_rows_of_the_next() -> Non
     assert sizes(list(joined(given, 20))) == [3, 8]
 
 
-def test_batches_are_not_joined_to_the_length_of_a_table() -> None:
+def test_a_table_as_long_as_all_batches_together_is_not_taken_for_rows() -> None:
     table = torch.eye(4)
-    given = [(ModelInput((x.args[0], table), {}, x.n), y) for x, y in pairs(2, 2, 3, 3)]
-    assert sizes(list(joined(given, 20))) == [2, 8]
+    given = [(ModelInput((x.args[0], table), {}, x.n), y) for x, y in pairs(2, 2)]
+    ((x, _),) = joined(given, 20)
+    assert x.n == 4 and not x.batched(x.args[1])
 
 
 def test_what_waits_is_taken_up_again() -> None:
@@ -119,6 +121,68 @@ def test_a_loader_may_fill_one_batch_over_and_over(structure: str) -> None:
     assert_close(tuned[0].log_evidence(), tuned[1].log_evidence(), 1e-8)
     refined = [lw.refine(fits[1], data) for data in (filled, whole)]
     assert_close(refined[0].mean, refined[1].mean, 1e-8)
+
+
+class Looked(nn.Module):
+    """A table of rows, which all data share, comes with the data; and a bare parameter, whose rows are vectorised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        return self.head(torch.tanh(x * self.scale) @ table.T @ table)
+
+
+@pytest.mark.parametrize("structure", ["full", "kron"])
+@pytest.mark.parametrize("cuts", [(4, 8), (4, 4, 4), (5, 7)])
+def test_a_table_is_the_same_for_all_data_however_many_come(
+    cuts: tuple[int, ...], structure: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model, table = Looked().double(), torch.randn(8, 3, dtype=torch.float64)
+    X, Y = torch.randn(12, 3, dtype=torch.float64), torch.tensor([0, 1] * 6)
+    pieces = zip(X.split(cuts), Y.split(cuts), strict=True)
+    cut = [((x, table), y) for x, y in pieces]
+    one_by_one = [((x[None], table), y[None]) for x, y in zip(X, Y, strict=True)]
+    fits = [lw.fit(model, data, "classification", structure=structure, progress=False) for data in (cut, one_by_one)]
+    assert_close(fits[0].log_evidence(), fits[1].log_evidence(), 1e-10)
+    path = tmp_path / "posterior.lw"
+    lw.save(fits[0], path)
+    for posterior in (fits[0], lw.load(path, model)):
+        alone = torch.cat([posterior.outputs((x[None], table)).cov for x in X[:8]])
+        assert_close(posterior.outputs((X[:8], table)).cov, alone, 1e-10)
+
+
+class Packed(nn.Module):
+    """Takes sequences that are sorted by length, as torch packs them unless told otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.GRU(2, 3, batch_first=True), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        return self.head(self.rnn(packed)[1][0])
+
+
+@pytest.mark.parametrize("structure", ["kron", "diag", "lowrank"])
+def test_batches_that_a_model_does_not_take_together_go_one_by_one(structure: str) -> None:
+    torch.manual_seed(0)
+    model = Packed().double()
+    X, Y, lengths = (
+        torch.randn(7, 5, 2, dtype=torch.float64),
+        torch.tensor([0, 1, 1, 0, 1, 0, 0]),
+        [5, 4, 5, 3, 2, 4, 4],
+    )
+    cut = [((X[s], torch.tensor(lengths[s])), Y[s]) for s in (slice(0, 2), slice(2, 5), slice(5, 7))]
+    order = torch.tensor(lengths).sort(descending=True).indices
+    whole = [((X[order], torch.tensor(lengths)[order]), Y[order])]
+    fits = [lw.fit(model, data, "classification", structure=structure, progress=False) for data in (cut, whole)]
+    assert_close(fits[0].log_evidence(), fits[1].log_evidence(), 1e-10)
+    tuned = [lw.tune(fits[0], data, mode="linear", progress=False) for data in (cut, whole)]
+    assert_close(tuned[0].log_evidence(), tuned[1].log_evidence(), 1e-6)
 
 
 def test_how_many_are_together() -> None:

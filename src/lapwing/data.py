@@ -22,20 +22,34 @@ _ROWS = 256  # rows per batch when the user handed over whole arrays
 class ModelInput:
     """What the model is called with: positional and keyword arguments for a batch of n data.
 
-    Tensors whose first axis has length n carry the batch; everything else is passed along whole.
+    Tensors whose first axis has length n carry the batch; everything else is passed along whole. A table that was seen
+    to be passed along so stays what it is where n happens to be its length.
     """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     n: int
     origin: str = ""  # which of the user's batches these data are, in words; for messages
+    shared: frozenset[str] = frozenset()  # names of tensors that are known to carry no batch
+    sizes: tuple[int, ...] = ()  # of the user's batches, where several were put together
 
     def mapped(self, function: Callable[[Any], Any], n: int) -> ModelInput:
         args, kwargs = tuple(function(v) for v in self.args), {key: function(v) for key, v in self.kwargs.items()}
-        return ModelInput(args, kwargs, n, self.origin)
+        return ModelInput(args, kwargs, n, self.origin, self.whole)
 
     def batched(self, value: Any) -> bool:
-        return isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == self.n
+        """Whether one of the arguments carries the batch."""
+        as_long = isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == self.n
+        return as_long and not any(value is v for name, v in self._named() if name in self.shared)
+
+    @property
+    def whole(self) -> frozenset[str]:
+        """Names of the tensors that carry no batch. What goes with every datum by broadcasting may carry one later."""
+        long = ((name, v) for name, v in self._named() if isinstance(v, Tensor) and v.ndim > 0 and len(v) != 1)
+        return frozenset(name for name, value in long if not self.batched(value))
+
+    def _named(self) -> list[tuple[str, Any]]:
+        return [*((str(i), v) for i, v in enumerate(self.args)), *self.kwargs.items()]
 
     def rows(self, index: slice | Tensor) -> ModelInput:
         """The data at some rows of the batch."""
@@ -86,7 +100,7 @@ class Batches:
     source: Iterable[Any]
 
     def __iter__(self) -> Iterator[tuple[ModelInput, Any]]:
-        seen, left = 0, _without_padding(self.source)
+        seen, left, shared = 0, _without_padding(self.source), None
         for number, batch in enumerate(self.source):
             x, y = _split(batch, f"batch {number}")
             if left is not None and x.n > left:
@@ -94,8 +108,9 @@ class Batches:
             if left is not None:
                 left -= x.n
             seen += 1
+            shared = x.whole if shared is None else shared
             if x.n:
-                yield replace(x, origin=f"batch {number}"), y
+                yield replace(x, origin=f"batch {number}", shared=x.shared | shared), y
         if not seen and not ranks.many():  # of several ranks some may have nothing to do
             raise InputError(
                 "The data gave no batch: the loader or data set is empty. Check the sampler, `drop_last` and the split."

@@ -2,21 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from lapwing._types import State, Tensor
 from lapwing.data import ModelInput
+from lapwing.errors import ModelError
 
 Pair = tuple[ModelInput, Tensor]
+T = TypeVar("T")
 
 
 def joined_size(n: int, at_most: int) -> int:
     """How many data are together when batches of n are joined."""
     return max(1, at_most // n) * n
+
+
+def opened(
+    x: ModelInput, y: Tensor, enter: Callable[[ModelInput], AbstractContextManager[T]]
+) -> Generator[tuple[T, Tensor], None, None]:
+    """What is entered with a batch, and its targets, open until the next is asked for.
+
+    A model may want its data in an order, as sequences to be packed are sorted by length, which batches that were put
+    together do not have. If it refuses them, they go through one by one.
+    """
+    with ExitStack() as stack:
+        try:
+            entered = stack.enter_context(enter(x))
+        except ModelError:
+            if not x.sizes:
+                raise
+        else:
+            yield entered, y
+            return
+    start = 0
+    for n in x.sizes:
+        rows = slice(start, start + n)
+        yield from opened(x.rows(rows), y[rows], enter)
+        start += n
 
 
 class Joiner:
@@ -51,13 +78,21 @@ class Joiner:
         if self.waiting is None:
             return {}
         (x, y), span = self.waiting.pair(), [self.waiting.first.origin, self.waiting.last]
-        return {"args": list(x.args), "kwargs": dict(x.kwargs), "n": x.n, "y": y, "span": span}
+        arguments = {"args": list(x.args), "kwargs": dict(x.kwargs), "n": x.n, "shared": sorted(x.shared)}
+        return {**arguments, "y": y, "span": span, "sizes": list(self.waiting.sizes)}
 
     def restore(self, state: State) -> None:
         if state:
-            x = ModelInput(tuple(state["args"]), state["kwargs"], state["n"], state["span"][0])
+            arguments = (
+                tuple(state["args"]),
+                state["kwargs"],
+                state["n"],
+                state["span"][0],
+                frozenset(state["shared"]),
+            )
+            x = ModelInput(*arguments)
             self.waiting = _Group(x, state["y"], self.at_most)
-            self.waiting.last = state["span"][1]
+            self.waiting.last, self.waiting.sizes = state["span"][1], state["sizes"]
 
 
 class _Group:
@@ -65,17 +100,15 @@ class _Group:
 
     def __init__(self, x: ModelInput, y: Tensor, at_most: int) -> None:
         self.first, self.last, self.n, self.at_most = x, x.origin, 0, at_most
+        self.sizes: list[int] = []
         self.room = [_empty(v, at_most) if x.batched(v) else v for v in _values(x)]
         self.y = _empty(y, at_most)
         self.add(x, y)
 
     def takes(self, x: ModelInput, y: Tensor) -> bool:
         first = self.first
-        n = self.n + x.n
-        if n > self.at_most or len(x.args) != len(first.args) or [*x.kwargs] != [*first.kwargs]:
+        if self.n + x.n > self.at_most or len(x.args) != len(first.args) or [*x.kwargs] != [*first.kwargs]:
             return False
-        if any(isinstance(v, Tensor) and v.shape[:1] == (n,) for v in _values(x) if not x.batched(v)):
-            return False  # a table as long as that would be taken for rows
         return _fits(y, self.y) and all(
             x.batched(new) == first.batched(old) and (_fits(new, room) if x.batched(new) else _same(new, old))
             for new, room, old in zip(_values(x), self.room, _values(first), strict=True)
@@ -88,6 +121,7 @@ class _Group:
                 room[rows] = new.detach()
         self.y[rows] = y
         self.n, self.last = self.n + x.n, x.origin
+        self.sizes.append(x.n)
 
     def pair(self) -> Pair:
         rooms = iter(self.room)
@@ -97,8 +131,9 @@ class _Group:
             return room[: self.n] if self.first.batched(old) else old
 
         x = self.first.mapped(filled, self.n)
-        alone = self.first.origin == self.last
-        return replace(x, origin=x.origin if alone else f"{x.origin} to {self.last}"), self.y[: self.n]
+        alone = len(self.sizes) == 1
+        origin, sizes = (x.origin, ()) if alone else (f"{x.origin} to {self.last}", tuple(self.sizes))
+        return replace(x, origin=origin, sizes=sizes), self.y[: self.n]
 
 
 def _values(x: ModelInput) -> list[Any]:

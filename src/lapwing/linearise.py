@@ -44,6 +44,7 @@ class Linearised:
     sizes: RowSizes  # what one row of J takes in memory
     layout_of_images: torch.memory_format = torch.preserve_format  # in which they go through the network when traced
     last: str | None = None  # the module whose output is the network's
+    shared: frozenset[str] = frozenset()  # names of the model's arguments that carry no batch
     datum_floats: int | None = None  # numbers that a forward pass keeps for each datum; None: there is no telling
 
     @property

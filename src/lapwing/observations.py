@@ -37,7 +37,7 @@ def _paired(x: ModelInput, y: Any) -> ModelInput:
         return x
     n = first.shape[0]
     if any(isinstance(v, Tensor) and v.ndim > 0 and v.shape[0] == n for _, v in x.leaves()):
-        return replace(x, n=n)
+        return replace(x, n=n, shared=frozenset())
     raise ShapeError(f"{x.n} inputs came with {n} targets; they must pair up, row by row.")
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from lapwing._types import Float, Tensor
+from lapwing._types import Float, Int, Tensor
 from lapwing.data import ModelInput
 from lapwing.errors import InputError, LapwingError, ModelError
 from lapwing.jacobian import Block, FactorBlock, OutputBlock, RowSizes
@@ -50,7 +50,7 @@ def linearise(model: nn.Module, choose: LayoutChoice, x: ModelInput) -> Linearis
     asked = choose(model, x)
     layout = asked.whole
     network = Network.of(model)
-    few = network.placed(x.rows(torch.arange(_N) % x.n))
+    few = network.placed(x.rows(_first_rows(x.n)))
     plain = Linearised(
         network, layout, _datum_shape(network, few), {}, vectorised=False, sizes=RowSizes(layout.p, layout.p)
     )
@@ -77,6 +77,7 @@ def linearise(model: nn.Module, choose: LayoutChoice, x: ModelInput) -> Linearis
         sizes=sizes,
         layout_of_images=images,
         last=last,
+        shared=x.whole,
         datum_floats=_datum_floats(network, few),
     )
 
@@ -87,7 +88,7 @@ def last_layer(model: nn.Module, x: ModelInput) -> ParamLayout:
     Entered, not left: a model with parameters of its own (a class token) is left after its head.
     """
     network = Network.of(model)
-    few = network.placed(x.rows(torch.arange(_N) % x.n))
+    few = network.placed(x.rows(_first_rows(x.n)))
     entered: list[str] = []
     holders = {path: m for path, m in model.named_modules() if any(True for _ in m.parameters(recurse=False))}
     with borrowed(model), torch.no_grad():  # which takes the hooks off again
@@ -100,6 +101,11 @@ def last_layer(model: nn.Module, x: ModelInput) -> ParamLayout:
             'Name the parameters instead: params=["<name>"].'
         )
     return of_module(model, entered[-1])
+
+
+def _first_rows(n: int) -> Int[Tensor, " _"]:
+    """In their order, which a model may rely on: the last again if there are too few."""
+    return torch.arange(_N).clamp(max=n - 1)
 
 
 def _datum_shape(network: Network, few: ModelInput) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from lapwing.curvature.statistics import FitStatistics, RunningStatistics
 from lapwing.data import ModelInput
 from lapwing.errors import located
 from lapwing.jacobian import Jacobian
-from lapwing.joining import Joiner
+from lapwing.joining import Joiner, opened
 from lapwing.likelihoods import Likelihood, Sites
 from lapwing.linearise import Linearised, Trace
 from lapwing.operators import Curvature, GroupedDiagonal
@@ -76,8 +76,9 @@ class Pass:
             for start in range(0, batch.n, step):
                 some = slice(start, start + step)
                 x, y = (batch, targets) if step >= batch.n else (batch.rows(some), targets[some])
-                with located(batch.origin or f"batch {number}"), self.linearised.trace(x) as trace:
-                    yield trace, self.sites.split(self.outputs(trace)), y
+                with located(batch.origin or f"batch {number}"):
+                    for trace, of_these in opened(x, y, self.linearised.trace):
+                        yield trace, self.sites.split(self.outputs(trace)), of_these
 
     @property
     def data_at_once(self) -> int:

@@ -10,12 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 
 from lapwing import ranks
 from lapwing._types import Float, Tensor
 from lapwing.data import ModelInput
 from lapwing.errors import located
-from lapwing.joining import Joiner
+from lapwing.joining import Joiner, opened
 from lapwing.linearise import Linearised, Trace
 from lapwing.products import FORWARD, Jvp, Source, can_push, choose_jvp, pushed
 
@@ -101,16 +102,18 @@ class StreamedDesign(Design):
 
     def __iter__(self) -> Iterator[Piece]:
         for x, y in self._batches():
-            with located(x.origin), self.linearised.unrecorded(x) as trace:
-                yield TracedPiece(trace.outputs.double(), y, trace, self.jvp)
+            with located(x.origin):
+                for trace, of_these in opened(x, y, self.linearised.unrecorded):
+                    yield TracedPiece(trace.outputs.double(), of_these, trace, self.jvp)
 
     def along(self, v: Float[Tensor, " p"]) -> Iterator[tuple[Piece, Float[Tensor, "n k"]]]:
         if not self.pushes:
             yield from super().along(v)
             return
         for x, y in self._batches():
-            with located(x.origin), pushed(self.linearised, x, v) as (trace, q):
-                yield TracedPiece(trace.outputs.double(), y, trace, self.jvp), q
+            with located(x.origin):
+                for (trace, q), of_these in opened(x, y, partial(pushed, self.linearised, v=v)):
+                    yield TracedPiece(trace.outputs.double(), of_these, trace, self.jvp), q
 
     def _batches(self) -> Iterator[tuple[ModelInput, Tensor]]:
         return Joiner(self.linearised.worth_a_pass).through(self.source())

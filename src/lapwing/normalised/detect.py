@@ -53,7 +53,7 @@ def find_normalised_groups(
 
 
 def anatomy(network: Network, layout: ParamLayout, x: ModelInput) -> Anatomy:
-    few = x.rows(torch.arange(_ROWS) % x.n)
+    few = x.rows(torch.arange(_ROWS).clamp(max=x.n - 1))
     with borrowed(network.model):
         path = tracked_modules(network.model)
         trained = point_at(in_double(network, few), few, path)

@@ -155,15 +155,20 @@ class Posterior:
 
     # --- the Gaussian over outputs, and predictions ----------------------------------------------
 
+    def given(self, x: Any) -> ModelInput:
+        """The model's arguments; those that carried no batch in the fit carry none here."""
+        given = as_input(x)
+        return replace(given, shared=given.shared | self.linearised.shared)
+
     def outputs(self, x: Any) -> Outputs:
         """Mean and (co)variance of the network's outputs, without observation noise."""
-        given = as_input(x)  # copied: the variances are computed later, and must be those of today's x
+        given = self.given(x)  # copied: the variances are computed later, and must be those of today's x
         return Outputs(self, given.mapped(lambda v: v.clone() if isinstance(v, Tensor) else v, given.n))
 
     @plain_tensors()
     def joint_outputs(self, x: Any) -> JointOutputs:
         """The Gaussian across all inputs: mean (B·K,), cov (B·K, B·K)."""
-        mean, cov = predictive.pushforward_joint(self.weights, as_input(x))
+        mean, cov = predictive.pushforward_joint(self.weights, self.given(x))
         return JointOutputs(mean.to(self.dtype), cov.to(self.dtype))
 
     @plain_tensors()
@@ -188,7 +193,7 @@ class Posterior:
         rule = self.readout.link if link is None else registry.link(link)
         frame = Frame(self.sites, self.dtype, rule, n_samples, seeded(generator))
         compute = registry.choose("predictive", predictive, {"glm": self._predict_glm, "bnn": self._predict_bnn})
-        return compute(as_input(x), frame).checked()
+        return compute(self.given(x), frame).checked()
 
     def _predict_glm(self, x: ModelInput, frame: Frame) -> Prediction:
         gaussian = predictive.pushforward_sites(self.weights, x, self.sites)

@@ -11,7 +11,7 @@ import torch
 
 from lapwing import predictive
 from lapwing._types import Float, Tensor
-from lapwing.data import ModelInput, as_input
+from lapwing.data import ModelInput
 from lapwing.sandbox import plain_tensors
 
 if TYPE_CHECKING:
@@ -61,5 +61,5 @@ class FunctionDraws:
     @plain_tensors()
     def __call__(self, x: Any) -> Tensor:
         """(n_draws, B, …) outputs."""
-        draws = predictive.linear_draws(self.posterior.weights, as_input(x), self.deviations)
+        draws = predictive.linear_draws(self.posterior.weights, self.posterior.given(x), self.deviations)
         return torch.stack([self.posterior.shaped(f) for f in draws])

@@ -164,13 +164,13 @@ class _Shortcuts:
     sizes: RowSizes
     images: str
     last: str | None
+    shared: tuple[str, ...]
 
     @classmethod
     def of(cls, known: Linearised) -> _Shortcuts:
         images = next(name for name, value in _MEMORY_FORMATS.items() if value == known.layout_of_images)
-        return cls(
-            known.layout, known.datum_shape, tuple(known.ruled), known.vectorised, known.sizes, images, known.last
-        )
+        ruled, shared = tuple(known.ruled), tuple(sorted(known.shared))
+        return cls(known.layout, known.datum_shape, ruled, known.vectorised, known.sizes, images, known.last, shared)
 
     def encoded(self, encoder: Encoder) -> Node:
         return {f.name: encoder.encode(getattr(self, f.name), f.name) for f in fields(self)}
@@ -199,8 +199,9 @@ class _Shortcuts:
                 )
         if self.last is not None and self.last not in ruled:
             raise StorageError(f"the last layer '{self.last:.80}' has no rule.")
-        images = _MEMORY_FORMATS[self.images]
-        return Linearised(network, self.layout, self.datum_shape, ruled, self.vectorised, self.sizes, images, self.last)
+        images, shared = _MEMORY_FORMATS[self.images], frozenset(self.shared)
+        known = (network, self.layout, self.datum_shape, ruled, self.vectorised, self.sizes, images, self.last, shared)
+        return Linearised(*known)
 
 
 # --- likelihoods of one's own -----------------------------------------------------------------------------

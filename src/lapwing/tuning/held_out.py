@@ -61,7 +61,7 @@ class HeldOut:
         pieces, seen = [], 0
         for number, (x, y) in enumerate(shown(data, total=len(data), what="held-out data", progress=progress)):
             with located(f"validation, batch {number}"):
-                x, _ = encode_batch(x, y, posterior.likelihood, posterior.sites)  # refuses bad targets
+                x, _ = encode_batch(posterior.given(x), y, posterior.likelihood, posterior.sites)  # refuses bad targets
                 start, seen = 0, seen + x.n
                 _check_room(seen, len(precisions), posterior.sites)
                 for f, J in posterior.weights.jacobians(x):
