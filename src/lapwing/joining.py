@@ -92,7 +92,7 @@ class Joiner:
             )
             x = ModelInput(*arguments)
             self.waiting = _Group(x, state["y"], self.at_most)
-            self.waiting.last, self.waiting.sizes = state["span"][1], state["sizes"]
+            self.waiting.last, self.waiting.sizes = state["span"][1], tuple(state["sizes"])
 
 
 class _Group:
@@ -100,7 +100,7 @@ class _Group:
 
     def __init__(self, x: ModelInput, y: Tensor, at_most: int) -> None:
         self.first, self.last, self.n, self.at_most = x, x.origin, 0, at_most
-        self.sizes: list[int] = []
+        self.sizes: tuple[int, ...] = ()
         self.room = [_empty(v, at_most) if x.batched(v) else v for v in _values(x)]
         self.y = _empty(y, at_most)
         self.add(x, y)
@@ -121,7 +121,7 @@ class _Group:
                 room[rows] = new.detach()
         self.y[rows] = y
         self.n, self.last = self.n + x.n, x.origin
-        self.sizes.append(x.n)
+        self.sizes += (x.n,)
 
     def pair(self) -> Pair:
         rooms = iter(self.room)
@@ -132,7 +132,7 @@ class _Group:
 
         x = self.first.mapped(filled, self.n)
         alone = len(self.sizes) == 1
-        origin, sizes = (x.origin, ()) if alone else (f"{x.origin} to {self.last}", tuple(self.sizes))
+        origin, sizes = (x.origin, ()) if alone else (f"{x.origin} to {self.last}", self.sizes)
         return replace(x, origin=origin, sizes=sizes), self.y[: self.n]
 
 

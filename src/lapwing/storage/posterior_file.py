@@ -164,7 +164,7 @@ class _Shortcuts:
     sizes: RowSizes
     images: str
     last: str | None
-    shared: tuple[str, ...]
+    shared: tuple[str, ...] = ()  # not written at first
 
     @classmethod
     def of(cls, known: Linearised) -> _Shortcuts:
@@ -178,7 +178,7 @@ class _Shortcuts:
     @classmethod
     def decoded(cls, nodes: Node, decoder: Decoder) -> _Shortcuts:
         hints = get_type_hints(cls)
-        if not isinstance(nodes, dict) or nodes.keys() != hints.keys():
+        if not isinstance(nodes, dict) or {*nodes, "shared"} != hints.keys():
             raise StorageError("how the network is linearised is described otherwise.")
         values = {name: decoder.decode(node, _HOST) for name, node in nodes.items()}
         wrong = [name for name, value in values.items() if not conforms(value, hints[name])]
