@@ -138,6 +138,8 @@ DATA: dict[str, Callable[[], Any]] = {
         [{"input": X[i], "labels": LABELS[i]} for i in range(N)], batch_size=4
     ),
     "X as a tuple of one": lambda: ((X,), LABELS),
+    "X as a list of one": lambda: ([X], LABELS),
+    "tuple of two lists": lambda: ([X[:6], LABELS[:6]], [X[6:], LABELS[6:]]),
 }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from lapwing.errors import InputError, InputTypeError, ShapeError
 from lapwing.linalg import all_finite
 
 _ROWS = 256  # rows per batch when the user handed over whole arrays
+_ARRAYS = Tensor | np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,11 +165,13 @@ def as_batches(data: Any, where: str = "data") -> Batches:
     # A tuple is (X, Y); a list is a list of batches, even when there are two of them: [(x, y), (x, y)].
     if isinstance(data, tuple) and len(data) == 2 and _holds_arrays(data[0]):
         return Batches(_Arrays(*data, where=where))
-    if isinstance(data, list) and len(data) == 2 and all(isinstance(v, Tensor | np.ndarray) for v in data):
+    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], list) and isinstance(data[1], _ARRAYS):
+        return Batches(_Arrays(tuple(data[0]), data[1], where=where))  # ([X1, X2], Y): Y alone is no batch
+    if isinstance(data, list) and len(data) == 2 and all(isinstance(v, _ARRAYS) for v in data):
         return Batches(_Arrays(*data, where=where))
     if isinstance(data, Mapping):
         return Batches([data])
-    if isinstance(data, tuple) and len(data) > 2 and all(isinstance(v, Tensor | np.ndarray) for v in data):
+    if isinstance(data, tuple) and len(data) > 2 and all(isinstance(v, _ARRAYS) for v in data):
         raise InputTypeError(
             f"{where}: expected a pair (X, Y), got {len(data)} arrays. "
             "Several model inputs go into X as a tuple: ((X1, X2), Y)."
@@ -260,8 +263,8 @@ def _holds_arrays(x: Any) -> bool:
     if isinstance(x, Mapping):
         return any(_holds_arrays(v) for v in x.values())
     if isinstance(x, tuple):
-        return any(isinstance(v, Tensor | np.ndarray) for v in x)
-    return isinstance(x, Tensor | np.ndarray)
+        return any(isinstance(v, _ARRAYS) for v in x)
+    return isinstance(x, _ARRAYS)
 
 
 def _check_dense(x: ModelInput, where: str) -> None:
