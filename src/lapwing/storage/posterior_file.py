@@ -199,9 +199,17 @@ class _Shortcuts:
                 )
         if self.last is not None and self.last not in ruled:
             raise StorageError(f"the last layer '{self.last:.80}' has no rule.")
-        images, shared = _MEMORY_FORMATS[self.images], frozenset(self.shared)
-        known = (network, self.layout, self.datum_shape, ruled, self.vectorised, self.sizes, images, self.last, shared)
-        return Linearised(*known)
+        return Linearised(
+            network,
+            self.layout,
+            self.datum_shape,
+            ruled,
+            self.vectorised,
+            self.sizes,
+            layout_of_images=_MEMORY_FORMATS[self.images],
+            last=self.last,
+            shared=frozenset(self.shared),
+        )
 
 
 # --- likelihoods of one's own -----------------------------------------------------------------------------
