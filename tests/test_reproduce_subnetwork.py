@@ -31,7 +31,7 @@ def test_the_page_can_be_made(tmp_path: Path) -> None:
     record = subnetwork.run(Study(DataFolder(None), Store(tmp_path), TOY, n_seeds=1))
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     text = write_study(report.page(record, "lapwing reproduce subnetwork-1d"), tmp_path / "report.html").read_text()
-    assert text.count("<svg") == len(report.SHOWN)
+    assert text.count("<svg") == len(report.SHOWN) + 1  # and the bird
     assert report.picture(record, tmp_path / "picture.png").stat().st_size > 5000
     assert len(markdown(report.table(record)).splitlines()) == 2 + 3 + 15
 
