@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import lapwing as lw
+import oracle
 from lapwing.data import ModelInput, as_batches
 from lapwing.joining import Joiner, joined_size
 from makers import randn
@@ -148,6 +149,10 @@ def test_a_table_is_the_same_for_all_data_however_many_come(
     one_by_one = [((x[None], table), y[None]) for x, y in zip(X, Y, strict=True)]
     fits = [lw.fit(model, data, "classification", structure=structure, progress=False) for data in (cut, one_by_one)]
     assert_close(fits[0].log_evidence(), fits[1].log_evidence(), 1e-10)
+    if structure == "full":
+        f, J = oracle.jacobian_batch(model, (X, table))
+        Lambda = oracle.hessians("categorical", f[:, None], Y[:, None])[:, 0]
+        assert_close(fits[0].curvature.to_dense(), oracle.ggn(J, Lambda), 1e-10)
     path = tmp_path / "posterior.lw"
     lw.save(fits[0], path)
     for posterior in (fits[0], lw.load(path, model)):

@@ -48,10 +48,13 @@ class Workload:
 
     def with_data(self, n: int) -> Workload:
         """The same with n other data of the same kind."""
-        x, _ = self.batches[0]
+        x, y = self.batches[0]
         generator = torch.Generator().manual_seed(n)
         X = torch.rand(n, *x.shape[1:], generator=generator)
-        Y = torch.randint(int(max(y.max() for _, y in self.batches)) + 1, (n,), generator=generator)
+        if y.is_floating_point():
+            Y = torch.rand(n, *y.shape[1:], generator=generator)
+        else:
+            Y = torch.randint(int(max(y.max() for _, y in self.batches)) + 1, (n,), generator=generator)
         return replace(self, batches=list(zip(X.split(128), Y.split(128), strict=True)))
 
     def smaller(self, n: int) -> Workload:

@@ -215,7 +215,7 @@ def _conjugate_gradients(
         n += 1
         Hp, moved = problem.hessian_pass(at.outputs, p)
         bend = float(p @ Hp)
-        alpha = rz / bend if bend > 0 else 0.0  # without data g may be so small that its square is zero
+        alpha = rz / bend if bend != 0 else 0.0  # without data g may be so small that its square is zero
         x.add_(p, alpha=alpha)
         r.sub_(Hp, alpha=alpha)
         steps = [replace(line, q=alpha * line.q) for line in moved]

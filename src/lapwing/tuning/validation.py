@@ -5,9 +5,9 @@ classes, the mean and the link: a few numbers. The plain network and the tempera
 candidates, and none that does worse than they do is taken.
 
 A small held-out set cannot tell many candidates apart, and the best of many is best by luck. So each number has a weak
-prior of its own, worth a few nats in all: a scale within some decades of the evidence's, T near one where the
-covariance is used, the network's own mean, the exact link. A hundred held-out data overrule it where there is something
-to gain; where there is not, error bars that know what they have not seen are kept.
+prior of its own, worth a few nats in all: a scale within some decades of the evidence's, T near one (above it only
+where the covariance is used), the network's own mean, the exact link. A hundred held-out data overrule it where there
+is something to gain; where there is not, error bars that know what they have not seen are kept.
 """
 
 from __future__ import annotations
