@@ -17,7 +17,7 @@ from lapwing.data import Batches, as_batches
 from lapwing.diagnosis import TRUST_MARGIN
 from lapwing.errors import InputError, InputTypeError, StructureError
 from lapwing.likelihoods import Gaussian
-from lapwing.linear_model import design, in_fixed_order
+from lapwing.linear_model import design, in_fixed_order, is_stored
 from lapwing.observations import observed
 from lapwing.posterior import Posterior
 from lapwing.posterior.findings import training_gap
@@ -28,6 +28,10 @@ from lapwing.storage import Checkpoint, InStep, tuning_binding
 
 _MOST_STORED = 1 << 26  # entries of a Jacobian of all the data that is kept while tuning: 512 MiB
 _FEW = 16  # inputs on which normalised groups are confirmed
+_NO_MODE = (
+    "The evidence was taken at the trained weights: the search for the linear model's own mode takes passes over the "
+    'training data that the budget does not have. lw.tune(..., budget=20), or budget="exact", pays for it.'
+)
 
 
 @ranks.together("lw.tune")
@@ -43,6 +47,8 @@ def tune(
     validation: Any = None,
     curvature_at: str | None = None,
     predictive_mean: str = "network",
+    mean: str | None = None,
+    budget: str | float | None = None,
     progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     every: float = 60,
@@ -64,6 +70,11 @@ def tune(
     `validation`, held-out data: the evidence decides the relative precisions; held-out NLL decides their common scale,
     the noise or the temperature of the classes, the mean and the link.
 
+    `budget`: passes over the training data (a number), a time such as "30s", "fast" (none: the evidence at the trained
+    weights), "balanced" (the default: at most about what the fit took) or "exact" (to rounding). The best so far is
+    returned, and `diagnose()` says what was left open. `mean="network"` keeps predictions around the network's own
+    outputs, also where held-out data would move them; "linear_mode" moves them to the linear model's mode.
+
     `checkpoint` names a directory where the search for the linear model's mode writes down how far it is every so many
     seconds; after an interruption the same call goes on from there, to the same bits.
     """
@@ -77,6 +88,10 @@ def tune(
     )
     by_evidence = {"evidence": tuning.maximise_evidence, "fixed_point": tuning.iterate_fixed_point}
     options: dict[str, Any] = {**by_evidence, "em": em.EM(), "validation": None}
+    spend = replace(tuning.Budget.parse(budget), shape_only=validation is not None)
+    kept_mean = registry.choose("mean", mean or "any", {"any": None, "network": False, "linear_mode": True})
+    if predictive_mean == "linear_mode" or kept_mean:
+        choice = replace(choice, mean_at_mode=True)
     method = by if isinstance(by, em.EM) else registry.choose("by", by, options)
     if method is not None:
         choice.check(posterior)
@@ -91,11 +106,12 @@ def tune(
     elif method is not None:
         asked = {"by": by, "noise": noise, "mode": mode, "curvature_at": curvature_at}
         keeping = _Keeping(asked, checkpoint, every)
-        posterior = choice.tuned(posterior, method, data, noise, progress, keeping)
+        posterior = choice.tuned(posterior, method, data, noise, progress, keeping, spend)
     if held_out is None:
         return posterior
     with random_state_kept():
-        return tuning.search_validation(posterior, held_out, noise=noise, progress=progress)
+        keep_mean = kept_mean is False
+        return tuning.search_validation(posterior, held_out, noise=noise, keep_mean=keep_mean, progress=progress)
 
 
 @dataclass(frozen=True)
@@ -178,9 +194,11 @@ class _Choice:
         noise: bool,
         progress: bool | None,
         keeping: _Keeping,
+        budget: tuning.Budget,
     ) -> Posterior:
-        if not self.linear_mode:
-            return ascend(replace(posterior, expansion=None), noise=noise)
+        if not self.linear_mode or self._skips_the_mode(posterior, budget):
+            tuned = tuning.at_leisure(ascend, posterior, budget)(replace(posterior, expansion=None), noise=noise)
+            return tuned if not self.linear_mode else replace(tuned, left_open=(_NO_MODE,))
         batches = posterior.source if data is None else as_batches(data)
         make = recurved = None
         source: Source = tuple
@@ -190,17 +208,28 @@ class _Choice:
                 observed, fixed, posterior.likelihood, posterior.sites, progress=progress, what="linear mode"
             )
             most = _most_stored(posterior)
-            make = partial(design, posterior.linearised, source, n=posterior.n_data, most_floats=most)
+            make = partial(
+                design, posterior.linearised, source, n=posterior.n_data, most_floats=most, exact=budget.exact
+            )
             recurved = partial(_recurved, source=source) if self.curvature.at_mode else None
         with random_state_kept(), keeping.keeper(posterior, source) as keeper:
             if posterior.estimate.in_expectation and batches is not None:  # over a posterior that is being replaced
                 posterior = refinement.curved_at(posterior, source, torch.zeros_like(posterior.linearised.theta))
-            tuned = tuning.tune_at_linear_mode(posterior, ascend, make, noise=noise, recurved=recurved, keeper=keeper)
+            tuned = tuning.tune_at_linear_mode(posterior, ascend, make, noise=noise, recurved=recurved, keeper=keeper, budget=budget)
             if batches is not None and self._averages(tuned, fixed):
+                ascend = tuning.at_leisure(ascend, tuned, budget)
                 tuned = ascend(refinement.averaged(tuned, source), noise=noise)
         if not self.mean_at_mode:
             return replace(tuned, readout=replace(tuned.readout, noise_std=_noise_around_network(tuned, noise)))
         return _around_mode(tuned)
+
+    def _skips_the_mode(self, posterior: Posterior, budget: tuning.Budget) -> bool:
+        """Whether the mode would take passes over the training data that the budget does not have."""
+        if tuning.quadratic_is_exact(posterior) or self.mean_at_mode or self.curvature.at_mode:
+            return False
+        n_rows, most = posterior.n_data * posterior.linearised.k, _most_stored(posterior)
+        stored = is_stored(n_rows, posterior.layout.p, most, exact=budget.exact)
+        return not (stored or budget.affords_products())
 
     def _averages(self, tuned: Posterior, batches: Batches) -> bool:
         """Whether the curvature is averaged over the outputs the posterior holds possible."""

@@ -1,10 +1,8 @@
 """The linearised network as a model of its own: a convex GLM on the features J, with a mode of its own."""
 
-from lapwing.linear_model.design import Design, Piece, StoredDesign, StoredPiece, StreamedDesign, design
+from lapwing.linear_model.design import Design, Piece, StoredDesign, StoredPiece, StreamedDesign, design, is_stored
 from lapwing.linear_model.mode import (
-    MODERATE,
     PRECISE,
-    QUICK,
     Effort,
     Expansion,
     Problem,
@@ -17,9 +15,7 @@ from lapwing.linear_model.order import in_fixed_order, unshuffled
 from lapwing.linear_model.refinement import Elbo, Refinement
 
 __all__ = [
-    "MODERATE",
     "PRECISE",
-    "QUICK",
     "Design",
     "Effort",
     "Elbo",
@@ -33,6 +29,7 @@ __all__ = [
     "StreamedDesign",
     "design",
     "in_fixed_order",
+    "is_stored",
     "polished",
     "solve_mode",
     "solve_near",

@@ -9,16 +9,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+
+import torch
 
 from lapwing import ranks
 from lapwing._types import Float, Tensor
 from lapwing.data import ModelInput
 from lapwing.errors import located
 from lapwing.joining import Joiner, opened
+from lapwing.likelihoods import Sites
+from lapwing.linear_model.direct import MOST_SIDE, DirectSolver
 from lapwing.linearise import Linearised, Trace
+from lapwing.operators import GroupedDiagonal, Rows
 from lapwing.products import FORWARD, Jvp, Source, can_push, choose_jvp, pushed
+
+_MOST_WORK = 6 * 10**9  # multiplications of one factorisation: about half a second
 
 
 class Piece(ABC):
@@ -45,6 +52,10 @@ class Design(ABC):
     @abstractmethod
     def __iter__(self) -> Iterator[Piece]: ...
 
+    def direct(self, sites: Sites, P0: GroupedDiagonal) -> DirectSolver | None:
+        """A solver by factorisation, where data or parameters are few."""
+        return None
+
     def along(self, v: Float[Tensor, " p"]) -> Iterator[tuple[Piece, Float[Tensor, "n k"]]]:
         """The same pieces, each with its J v."""
         for piece in self:
@@ -56,6 +67,7 @@ class StoredPiece(Piece):
     f: Float[Tensor, "n k"]
     y: Tensor
     J: Float[Tensor, "n k p"]
+    rows: Rows  # the same, as the layers' factors
 
     def mv(self, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
         rows = self.J.reshape(-1, self.J.shape[-1])
@@ -86,9 +98,19 @@ class StoredDesign(Design):
     pieces: tuple[StoredPiece, ...]
     size: int
     precise = True
+    _solvers: dict[tuple[Sites, int], DirectSolver | None] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Piece]:
         return iter(self.pieces)
+
+    def direct(self, sites: Sites, P0: GroupedDiagonal) -> DirectSolver | None:
+        key = sites, P0.n_groups
+        if key not in self._solvers and not ranks.many():  # ranks hold some of the rows each
+            k, n = self.pieces[0].f.shape[1], sum(len(piece.f) for piece in self.pieces)
+            order = sites.split(torch.arange(n * k, device=P0.index.device).reshape(n, k)).flatten()
+            J, rows = [piece.J for piece in self.pieces], [piece.rows for piece in self.pieces]
+            self._solvers[key] = DirectSolver.of(J, rows, order, P0.n_groups)
+        return self._solvers.get(key)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,21 +141,30 @@ class StreamedDesign(Design):
         return Joiner(self.linearised.worth_a_pass).through(self.source())
 
 
-def design(linearised: Linearised, source: Source, *, n: int, most_floats: int) -> Design:
-    """Keep J when its N·K·P entries are within the budget, else visit the network anew in every pass."""
-    if n * linearised.k * linearised.layout.p > most_floats:
-        first = ranks.first_of(source)[0]
-        jvp = choose_jvp(linearised, first)
-        pushes = jvp in FORWARD and can_push(linearised, first)
-        return StreamedDesign(linearised, source, jvp, pushes, n * linearised.layout.p)
-    return StoredDesign(tuple(_stored(linearised, source)), n * linearised.layout.p)
+def is_stored(n_rows: int, p: int, most_floats: int, *, exact: bool) -> bool:
+    """Whether J is worth keeping: it fits, and Newton's systems are quick to factorise (or all digits are wanted)."""
+    work = n_rows**3 // 3 if n_rows < p else n_rows * p**2
+    quick = min(n_rows, p) <= MOST_SIDE and work <= _MOST_WORK
+    return n_rows * p <= most_floats and (exact or quick)
+
+
+def design(linearised: Linearised, source: Source, *, n: int, most_floats: int, exact: bool = True) -> Design:
+    """Keep J where that pays, else visit the network anew in every pass."""
+    size = n * linearised.layout.p
+    if is_stored(n * linearised.k, linearised.layout.p, most_floats, exact=exact):
+        return StoredDesign(tuple(_stored(linearised, source)), size)
+    first = ranks.first_of(source)[0]
+    jvp = choose_jvp(linearised, first)
+    pushes = jvp in FORWARD and can_push(linearised, first)
+    return StreamedDesign(linearised, source, jvp, pushes, size)
 
 
 def _stored(linearised: Linearised, source: Source) -> Iterator[StoredPiece]:
     with closing(_batches(source)) as batches:
         for number, (x, y) in enumerate(batches):
             with located(f"batch {number}"), linearised.trace(x) as trace:
-                yield StoredPiece(trace.outputs.double(), y, trace.jacobian().dense().double())
+                rows = trace.jacobian()
+                yield StoredPiece(trace.outputs.double(), y, rows.dense(), rows)
 
 
 def _batches(source: Source) -> Generator[tuple[ModelInput, Tensor], None, None]:

@@ -9,7 +9,7 @@ early, used another weight decay, or had normalisation layers. Antorán et al. (
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -18,6 +18,7 @@ from lapwing._types import Float, Tensor
 from lapwing.curvature import FitStatistics
 from lapwing.likelihoods import Likelihood, Sites
 from lapwing.linear_model.design import Design, Piece
+from lapwing.linear_model.direct import Solve
 from lapwing.operators import Precision
 from lapwing.priors import GaussianPrior
 
@@ -63,6 +64,18 @@ class Problem:
             along.append(Along(h, q, piece.y))
             n += len(h)
         return ranks.total(total).mul_(self.likelihood_scale).addcmul_(self.prior.P0.diagonal, v), along
+
+    def factorised(self, outputs: Outputs) -> Solve | None:
+        """v ↦ (κ Σ Jᵀ Λ(h) J + P₀)⁻¹ v by a factorisation, where the data or the parameters are few."""
+        direct = self.design.direct(self.sites, self.prior.P0)
+        if direct is None:
+            return None
+        roots, n = [], 0
+        for piece in self.design:
+            h = self.outputs_of(piece, outputs, n)
+            roots.append(self.likelihood.hessian_root(h, piece.y))
+            n += len(h)
+        return direct.at(self.prior.P0, self.likelihood_scale**0.5 * torch.cat(roots))
 
     def step_length(self, theta: Tensor, d: Float[Tensor, " p"], along: list[Along], slope: float) -> float:
         """The α that maximises the objective along d; outputs move along a straight line, so no pass is needed."""
@@ -110,11 +123,10 @@ class Effort:
     rtol: float
     most_steps: int
     most_products: int  # Hessian products within one Newton step
+    over: Callable[[], bool] = field(default=lambda: False, compare=False)  # whether the time is spent
 
 
 PRECISE = Effort(1e-11, 60, 400)
-MODERATE = Effort(1e-2, 2, 6)
-QUICK = Effort(1e-2, 1, 2)
 _MOST_NEAR = 100  # products for a system that a few digits are wanted of
 _LAST_RTOL = 1e-4
 
@@ -155,11 +167,11 @@ def solve_mode(problem: Problem, start: Expansion, preconditioner: Precision, ef
     while True:
         from_data, pull = problem.gradient(at.theta, at.statistics)
         g, relative = from_data - pull, _relative(from_data, pull)
-        if relative <= effort.rtol or step == effort.most_steps:
+        if relative <= effort.rtol or step == effort.most_steps or effort.over():
             break
         # Inexact Newton: a system is solved to a tenth at first, and to more digits as the gradient falls.
         rtol = max(min(0.1, relative), 0.1 * effort.rtol)
-        d, along, n = _conjugate_gradients(problem, at, g, preconditioner, rtol, effort.most_products)
+        d, along, n = _conjugate_gradients(problem, at, g, preconditioner, rtol, effort.most_products, effort.over)
         slope = float(g @ d)
         if not slope > 0:
             break  # rounding decides: nothing rises any more
@@ -201,11 +213,18 @@ def solve_near(
 
 
 def _conjugate_gradients(
-    problem: Problem, at: Expansion, g: Tensor, preconditioner: Precision, rtol: float, most: int
+    problem: Problem,
+    at: Expansion,
+    g: Tensor,
+    preconditioner: Precision,
+    rtol: float,
+    most: int,
+    over: Callable[[], bool] = lambda: False,
 ) -> tuple[Float[Tensor, " p"], list[Along], int]:
     """d ≈ H(θ)⁻¹ g to a residual of rtol in the preconditioner's norm, with the outputs' way along it."""
     exactly = problem.design.precise and preconditioner.of_weights
-    solve = preconditioner.solve if exactly else preconditioner.rough_solve
+    # A factorisation is the inverse itself: one product, or a second against rounding, meets any tolerance.
+    solve = problem.factorised(at.outputs) or (preconditioner.solve if exactly else preconditioner.rough_solve)
     x, r = torch.zeros_like(g), g.clone()
     along: list[Along] = []
     z = solve(r)
@@ -220,7 +239,7 @@ def _conjugate_gradients(
         r.sub_(Hp, alpha=alpha)
         steps = [replace(line, q=alpha * line.q) for line in moved]
         along = [replace(a, q=a.q + b.q) for a, b in zip(along, steps, strict=True)] if along else steps
-        if n == most:  # no step is left for another direction
+        if n == most or over():  # no step is left for another direction
             break
         z = solve(r)
         rz, before = float(r @ z), rz

@@ -14,6 +14,7 @@ from lapwing.operators.kronecker import EigenCurvature, KroneckerCurvature, Rota
 from lapwing.operators.kronecker_factors import Basis, Damping, ExactDamping, KroneckerFactors, SplitDamping
 from lapwing.operators.low_rank import LowRankCurvature, LowRankPrecision, RootKernels, stacked
 from lapwing.operators.matrix_free import MatrixFreeCurvature, MatrixFreePrecision, MatrixProducts
+from lapwing.operators.quadratic_forms import inv_quads
 from lapwing.operators.sampled import SampledCurvature, SampledPrecision
 from lapwing.operators.separate import SeparateCurvature, SeparatePrecision
 from lapwing.operators.written_rows import WrittenRows
@@ -55,6 +56,7 @@ __all__ = [
     "SplitDamping",
     "SymmetricMatrix",
     "WrittenRows",
+    "inv_quads",
     "one_group",
     "stacked",
 ]

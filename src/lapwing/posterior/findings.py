@@ -94,6 +94,7 @@ def _at_network_noise(posterior: Posterior) -> Likelihood:
 
 
 def _mode_findings(posterior: Posterior) -> Iterator[Finding]:
+    yield from (Finding("left open", "by tuning, within its budget", False, words) for words in posterior.left_open)
     if posterior.expansion is None:
         return
     search, theta = posterior.expansion.search, posterior.linearised.theta

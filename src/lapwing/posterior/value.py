@@ -74,6 +74,7 @@ class Posterior:
     readout: Readout = Readout()
     source: Batches | None = None  # where the data came from, for those who tune without naming them again
     refinement: Refinement | None = None  # how lw.refine went; None: it was not called
+    left_open: tuple[str, ...] = ()  # what tuning did not solve within its budget, in words
     draws: WeightDraws | None = None  # what lw.tune(by="em") found hyperparameters with, and goes on from
 
     # --- the Gaussian over weights -------------------------------------------------------------

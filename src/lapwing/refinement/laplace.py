@@ -25,7 +25,7 @@ from lapwing.linear_model import (
 )
 from lapwing.posterior import Posterior, Readout
 from lapwing.refinement.curvature import curved_at
-from lapwing.refinement.model import LinearModel, check_number, gathered
+from lapwing.refinement.model import LinearModel, as_rows, check_number, gathered
 from lapwing.refinement.newton import Mode, mode_in_functions, mode_in_weights
 from lapwing.refinement.passes import Passes
 
@@ -123,7 +123,7 @@ def found_by_newton(model: LinearModel) -> Found:
 
 def _problem(model: LinearModel) -> Problem:
     """Every term as a datum of its own."""
-    data = StoredDesign((StoredPiece(model.f, model.y[:, None], model.J),), model.n * model.p)
+    data = StoredDesign((StoredPiece(model.f, model.y[:, None], model.J, as_rows(model.J)),), model.n * model.p)
     return Problem(data, model.likelihood, Sites((model.f.shape[1],)), model.likelihood_scale, model.prior)
 
 

@@ -1,17 +1,22 @@
 """Hyperparameters by the evidence or by held-out data."""
 
+from lapwing.tuning.budget import DEFAULT, EXACT, Budget
 from lapwing.tuning.fixed_point import iterate_fixed_point, take_fixed_point_steps
 from lapwing.tuning.gradient import maximise_evidence
-from lapwing.tuning.joint import Ascent, LinearTuning, find_mode, quadratic_is_exact, tune_at_linear_mode
+from lapwing.tuning.joint import Ascent, LinearTuning, at_leisure, find_mode, quadratic_is_exact, tune_at_linear_mode
 from lapwing.tuning.position import Position
 from lapwing.tuning.step import Step
 from lapwing.tuning.validation import search_validation
 
 __all__ = [
+    "DEFAULT",
+    "EXACT",
     "Ascent",
+    "Budget",
     "LinearTuning",
     "Position",
     "Step",
+    "at_leisure",
     "find_mode",
     "iterate_fixed_point",
     "maximise_evidence",

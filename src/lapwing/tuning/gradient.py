@@ -19,8 +19,14 @@ _LAST = 1e-3  # of a log: the last step is short, and none along flat directions
 _LITTLE, _FAR = 1e-4, 1e3  # nats; and a log beyond every bound
 
 
-def maximise_evidence(posterior: Posterior, *, noise: bool) -> Posterior:
+ROUGH = 0.01  # nats left to gain: log precisions within about a tenth of their own standard deviation
+
+
+def maximise_evidence(posterior: Posterior, *, noise: bool, enough: float = 0.0) -> Posterior:
     """Maximise log Z over log precisions and, when it is to be estimated, log noise.
+
+    Stops where Newton's step would gain less than `enough` nats: gᵀ|H|⁻¹g is the squared distance to the maximum in
+    standard deviations of the hyperparameters.
 
     The curvature at unit noise never changes; at the linear mode its point of expansion does not either. Where
     determinants are estimates, MacKay's updates find the same stationary points: they need derivatives only, and no
@@ -30,22 +36,22 @@ def maximise_evidence(posterior: Posterior, *, noise: bool) -> Posterior:
         return iterate_fixed_point(posterior, noise=noise)
     tune_noise = noise and noise_is_free(posterior)
     with torch.no_grad():
-        found = twice_differentiable(posterior, tune_noise)
+        found = twice_differentiable(posterior, tune_noise, estimates=enough > 0)
         if found is not None:
-            return _by_newton(posterior, found, tune_noise)
+            return _by_newton(posterior, found, tune_noise, enough)
     return _by_lbfgs(posterior, tune_noise)
 
 
-def twice_differentiable(posterior: Posterior, tune_noise: bool) -> Target | None:
+def twice_differentiable(posterior: Posterior, tune_noise: bool, *, estimates: bool = False) -> Target | None:
     """In closed form; else by differences of the gradient, where the variables are few; else None."""
-    closed = target(posterior)
+    closed = target(posterior, estimates=estimates)
     n_variables = posterior.prior.P0.n_groups + tune_noise * len(noise_of(posterior))
     if closed is not None or n_variables > MOST_DIFFERENCES:
         return closed
     return TracedTarget(posterior, tune_noise)
 
 
-def _by_newton(posterior: Posterior, closed: Target, tune_noise: bool) -> Posterior:
+def _by_newton(posterior: Posterior, closed: Target, tune_noise: bool, enough: float) -> Posterior:
     now = Variables.of(posterior, tune_noise)
     value = closed.value(now.u, now.w)
     steps, size = [step(value, now.on(posterior))], 1.0 + posterior.n_data
@@ -55,6 +61,8 @@ def _by_newton(posterior: Posterior, closed: Target, tune_noise: bool) -> Poster
         move = uphill(gradient, hessian, free)
         endless = _rises_without_end(gradient, move, len(now.u))
         gain = float(gradient @ move)
+        if enough and gain < enough and not bool(endless.any()):
+            break
         at_rest = bool((gradient[free].abs() <= 1e-10 * size).all()) or gain < 1e-14 * size
         moved, after = now, value
         if not at_rest or bool(endless.any()):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import Protocol
 
@@ -19,17 +20,23 @@ from lapwing._types import Float, Tensor
 from lapwing.curvature import NOT_KEPT, Exact, Keeper
 from lapwing.errors import InputError
 from lapwing.likelihoods import Gaussian
-from lapwing.linear_model import MODERATE, PRECISE, QUICK, Design, Effort, Expansion
+from lapwing.linear_model import PRECISE, Design, Effort, Expansion
 from lapwing.posterior import Posterior
 from lapwing.tuning import relevance
 from lapwing.tuning.anderson import Anderson
+from lapwing.tuning.budget import EXACT, Budget
 from lapwing.tuning.fixed_point import iterate_fixed_point, take_fixed_point_steps
-from lapwing.tuning.gradient import maximise_evidence
+from lapwing.tuning.gradient import ROUGH, maximise_evidence
 from lapwing.tuning.mode import MOST_RESPONSES, both_moved, find_mode, find_mode_to_rounding, settled
 from lapwing.tuning.position import Stage, Turns
 from lapwing.tuning.step import noise_is_free, noise_of, step, with_noise
 
-_MODERATE_SIZE = 250_000_000  # data times parameters
+_TINY = 1 << 20  # entries of J up to which the mode is found to rounding: fractions of a second
+_CLOSE = Effort(1e-5, 30, 60)  # without float64 the network's own products have seven digits at most
+_PASSES_OF_A_PRODUCT = 1.7  # tangents forward and cotangents back, in passes of a gradient
+_PASSES_OF_A_ROUND = 6.0
+_MOST_ROUNDS = 5
+_BETWEEN = 0.5  # nats: how far hyperparameters are taken under a mode that is found anew right after
 _MOST_CURVATURES, _CURVATURE_RTOL = 5, 1e-2
 _DRIFT = 1e-5  # nats per round, below which groups that are switched off are let go
 
@@ -48,16 +55,26 @@ class LinearTuning:
     rtol: float  # largest change of a log precision or log noise that counts as rest
     effort: Effort
     memory: int  # rounds that Anderson's acceleration looks back on
+    enough: float = 0.0  # nats: a round that gains less than this is the last
 
     @classmethod
-    def of(cls, design: Design, precise: bool) -> LinearTuning:
-        """To the last digits where J is at hand and determinants are exact; else to what their errors are worth.
+    def of(cls, design: Design, posterior: Posterior, budget: Budget) -> LinearTuning:
+        """To rounding if asked for, or if that takes no time; else until the evidence cannot tell the difference.
 
-        Some forty passes, or on large problems six, where J is not at hand.
+        The evidence determines a log precision to about √(2/γ_g), so that to solve for its mode much further gains
+        nothing. By products with J, a few passes over the data.
         """
-        if design.precise:
+        precise, direct = posterior.curvature.precise, design.direct(posterior.sites, posterior.prior.P0)
+        if direct is not None and (budget.exact or direct.J.numel() <= _TINY):
             return cls(60, 1e-7, PRECISE, 5) if precise else cls(20, 1e-2, PRECISE, 0)
-        return cls(3, 0.05, MODERATE, 0) if design.size <= _MODERATE_SIZE else cls(2, 0.05, QUICK, 0)
+        if direct is not None:
+            rounds, enough = (4, _BETWEEN) if budget.shape_only else (12, ROUGH)
+            return cls(rounds, 1e-2, Effort(1e-3, 10, 2, budget.over), 5 if precise else 0, enough)
+        if budget.exact:
+            return cls(20, 1e-3, _CLOSE, 0)
+        rounds = max(1, min(_MOST_ROUNDS, int(budget.passes // _PASSES_OF_A_ROUND)))
+        products = max(1, int((min(budget.passes, 1e3) / rounds - 1) / _PASSES_OF_A_PRODUCT))
+        return cls(rounds, 0.05, Effort(1e-2, 1, products, budget.over), 0, ROUGH)
 
 
 def tune_at_linear_mode(
@@ -68,6 +85,7 @@ def tune_at_linear_mode(
     noise: bool,
     recurved: Callable[[Posterior], Posterior] | None = None,
     keeper: Keeper = NOT_KEPT,
+    budget: Budget = EXACT,
 ) -> Posterior:
     """Alternate until θ_* and the hyperparameters stand still; in one go where the mode follows them exactly.
 
@@ -77,7 +95,7 @@ def tune_at_linear_mode(
     """
     if quadratic_is_exact(posterior):
         start = Expansion(posterior.linearised.theta, posterior.estimate.statistics, follows=True)
-        return ascend(replace(posterior, expansion=start), noise=noise)
+        return at_leisure(ascend, posterior, budget)(replace(posterior, expansion=start), noise=noise)
     if design is None:
         raise InputError(
             'tune(mode="linear") looks for the linear model\'s own mode, and needs the training data for it: '
@@ -86,7 +104,7 @@ def tune_at_linear_mode(
     data = design()
     found = keeper.resumed()
     if found is None or found["stage"] == 0:
-        current = _alternated(posterior, ascend, data, noise, Stage(keeper, found=found))
+        current = _alternated(posterior, ascend, data, noise, Stage(keeper, found=found), budget)
         found = None
     else:
         current = found["before"].on(posterior)
@@ -94,24 +112,38 @@ def tune_at_linear_mode(
         return current
     for number in range(1 if found is None else found["stage"], 1 + _MOST_CURVATURES):
         stage, found = Stage(keeper, number, current, found), None
-        moved = _alternated(recurved(current), ascend, data, noise, stage)
+        moved = _alternated(recurved(current), ascend, data, noise, stage, budget)
         change, current = _change(current, moved), moved
         if change < _CURVATURE_RTOL:
             break
     return current
 
 
-def _alternated(posterior: Posterior, ascend: Ascent, data: Design, noise: bool, stage: Stage) -> Posterior:
+def at_leisure(ascend: Ascent, posterior: Posterior, budget: Budget) -> Ascent:
+    """To rounding if asked for, or if that takes no time."""
+    tiny = posterior.n_data * posterior.linearised.k * posterior.layout.p <= _TINY
+    return ascend if budget.exact or tiny else roughly(ascend, ROUGH)
+
+
+def roughly(ascend: Ascent, enough: float) -> Ascent:
+    """The same ascent, ended where fewer nats than this are left to gain."""
+    return partial(maximise_evidence, enough=enough) if enough and ascend is maximise_evidence else ascend
+
+
+def _alternated(
+    posterior: Posterior, ascend: Ascent, data: Design, noise: bool, stage: Stage, budget: Budget
+) -> Posterior:
     """θ_* and the hyperparameters in turns, on one curvature."""
-    plan = LinearTuning.of(data, posterior.curvature.precise)
+    plan = LinearTuning.of(data, posterior, budget)
     # θ_* moves in any case: MacKay's updates need not stand still in between.
     if ascend is iterate_fixed_point or not posterior.curvature.precise:
         ascend = take_fixed_point_steps
     newton = plan.memory > 0 and ascend is maximise_evidence and len(logs(posterior)) <= MOST_RESPONSES
+    ascend = roughly(ascend, _BETWEEN if newton and plan.enough else plan.enough)
     at = Turns.begun(posterior, plan.memory)
     if stage.found is not None:
         at.restore(stage.found)
-    while at.number < plan.most_rounds:
+    while at.number < plan.most_rounds and not (at.number and budget.over()):
         stage.offer(at.state)
         at.number += 1
         held = replace(at.current, expansion=find_mode(at.current, data, plan.effort))
@@ -127,8 +159,13 @@ def _alternated(posterior: Posterior, ascend: Ascent, data: Design, noise: bool,
             at.current = relevance.at_their_bounds(wanted, off)
             continue
         if newton:
-            at.current, change, hessian = both_moved(held, wanted, data, noise)
-            if change < plan.rtol:
+            at.current, change, gain, hessian = both_moved(
+                held, wanted, data, noise, estimates=plan.enough > 0
+            )
+            if gain < plan.enough:
+                at.plain = at.current
+                break
+            if change < plan.rtol and not plan.enough:
                 rest = replace(at.current, expansion=find_mode_to_rounding(at.current, data, plan.effort))
                 at.plain = settled(rest, noise, hessian)
         else:
@@ -137,7 +174,10 @@ def _alternated(posterior: Posterior, ascend: Ascent, data: Design, noise: bool,
         if change < plan.rtol or (gain < _DRIFT and relevance.drifts(wanted)):
             break
     plain = at.plain
-    return plain if plan.memory == 0 else _expanded(plain, find_mode_to_rounding(plain, data, plan.effort))
+    if plan.memory == 0:
+        return plain
+    find = find_mode if plan.enough else find_mode_to_rounding
+    return _expanded(plain, find(plain, data, plan.effort))
 
 
 def quadratic_is_exact(posterior: Posterior) -> bool:

@@ -39,17 +39,20 @@ def find_mode_to_rounding(posterior: Posterior, data: Design, effort: Effort) ->
     return polished(_problem(posterior, data), found, posterior.precision.nearby())
 
 
-def both_moved(held: Posterior, wanted: Posterior, data: Design, noise: bool) -> tuple[Posterior, float, Hessian]:
-    """Newton's step on E(z, θ_*(z)) from the pair that is held, on `wanted`; its length, and the Hessian.
+def both_moved(
+    held: Posterior, wanted: Posterior, data: Design, noise: bool, *, estimates: bool = False
+) -> tuple[Posterior, float, float, Hessian]:
+    """Newton's step on E(z, θ_*(z)) from the pair that is held, on `wanted`; its length, its gain, and the Hessian.
 
     z are log precisions and log scales c_s of the noise. With the rows b of ∂²E/∂z∂θ, which are −δ_g E_g (θ_* − m₀) and
     c_s ∇ℓ_s, the mode moves by C b_k per unit of z_k, where C⁻¹ is the linear model's own Hessian. So the Hessian is
     that at a fixed mode, and B C Bᵀ.
     """
-    now, gradient, at_fixed_mode = _derivatives(held, noise)
+    now, gradient, at_fixed_mode = _derivatives(held, noise, estimates)
     hessian = at_fixed_mode + _through_the_mode(held, data, now.tune_noise)
     moved = now.moved(uphill(gradient, hessian, now.free(gradient)))
-    return moved.on(wanted), float((moved.z - now.z).abs().max()), hessian
+    move = moved.z - now.z
+    return moved.on(wanted), float(move.abs().max()), float(gradient @ move), hessian
 
 
 def settled(held: Posterior, noise: bool, hessian: Hessian) -> Posterior:
@@ -61,10 +64,10 @@ def settled(held: Posterior, noise: bool, hessian: Hessian) -> Posterior:
     return now.moved(uphill(gradient, hessian, now.free(gradient))).on(held)
 
 
-def _derivatives(held: Posterior, noise: bool) -> tuple[Variables, Float[Tensor, " d"], Hessian]:
+def _derivatives(held: Posterior, noise: bool, estimates: bool = False) -> tuple[Variables, Float[Tensor, " d"], Hessian]:
     """Those of E at a fixed mode."""
     now = Variables.of(held, noise and noise_is_free(held))
-    target = twice_differentiable(held, now.tune_noise)
+    target = twice_differentiable(held, now.tune_noise, estimates=estimates)
     assert target is not None  # variables are few
     return now, *target.derivatives(now.u, now.w)
 

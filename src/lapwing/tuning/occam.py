@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -29,6 +29,7 @@ from lapwing.operators import (
 Dimensions = tuple[Float[Tensor, " g"], Float[Tensor, "g g"]]  # γ and T
 
 _MOST_DENSE = 6_000  # parameters up to which a dense P⁻¹ is formed for the derivatives
+_N_PROBES = 32
 _MOST_KERNELS = 32  # groups up to which a kernel each is kept
 
 
@@ -91,17 +92,41 @@ class KernelOccam(Occam):
 
     kernels: Float[Tensor, "k r r"]  # M E_g Mᵀ of the groups that have a part in H
     groups: Int[Tensor, " k"]
+    estimates: bool = False  # T from random vectors: it is needed for the length of a step only
 
     def value(self, u: Float[Tensor, " g"], w: Scalar) -> Scalar:
-        return 2 * torch.linalg.cholesky(self._inner(u, w)).diagonal().log().sum()
+        return 2 * self.factor(u, w).diagonal().log().sum()
 
     def dimensions(self, u: Float[Tensor, " g"], w: Scalar) -> Dimensions:
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky(self._inner(u, w)))
-        each = self._weights(u, w)[:, None, None] * (inverse @ self.kernels)  # B⁻¹A_g
-        gamma = torch.zeros_like(u).index_copy(0, self.groups, each.diagonal(dim1=-2, dim2=-1).sum(-1))
+        return self.dimensions_of(self.factor(u, w), u, w)
+
+    def dimensions_of(self, L: Float[Tensor, "r r"], u: Float[Tensor, " g"], w: Scalar) -> Dimensions:
+        inverse, scales = torch.cholesky_inverse(L), self._weights(u, w)
+        own = scales * torch.einsum("ij,gij->g", inverse, self.kernels)
+        gamma = torch.zeros_like(u).index_copy(0, self.groups, own)
         T = u.new_zeros(len(u), len(u))
-        T[self.groups[:, None], self.groups] = torch.einsum("gij,hji->gh", each, each)
+        T[self.groups[:, None], self.groups] = self._estimated(L, scales, own) if self.estimates else self._exact(
+            inverse, scales
+        )
         return gamma, T
+
+    def _exact(self, inverse: Float[Tensor, "r r"], scales: Float[Tensor, " k"]) -> Float[Tensor, "k k"]:
+        each = scales[:, None, None] * (inverse @ self.kernels)  # B⁻¹A_g
+        return torch.einsum("gij,hji->gh", each, each)
+
+    def _estimated(self, L: Tensor, scales: Float[Tensor, " k"], own: Float[Tensor, " k"]) -> Float[Tensor, "k k"]:
+        """E[y_gᵀy_h] with y_g = L⁻¹A_gL⁻ᵀ z: unbiased, positive semi-definite, at most γ_g on the diagonal."""
+        generator = torch.Generator().manual_seed(0)
+        z = torch.randint(0, 2, (len(L), _N_PROBES), generator=generator).to(L) * 2 - 1
+        z = torch.linalg.solve_triangular(L.T, z, upper=True)
+        y = torch.linalg.solve_triangular(L, scales[:, None, None] * (self.kernels @ z), upper=False).flatten(1)
+        T = y @ y.T / _N_PROBES
+        shrink = (own / T.diagonal().clamp(min=1e-300)).clamp(max=1).sqrt()
+        return shrink[:, None] * T * shrink
+
+    def factor(self, u: Tensor, w: Tensor) -> Float[Tensor, "r r"]:
+        """L Lᵀ = B."""
+        return torch.linalg.cholesky(self._inner(u, w))
 
     def _inner(self, u: Tensor, w: Tensor) -> Float[Tensor, "r r"]:
         eye = torch.eye(self.kernels.shape[1], dtype=self.kernels.dtype, device=self.kernels.device)
@@ -147,9 +172,10 @@ class DenseOccam(Occam):
         return M.new_zeros(len(u), len(u)).index_add(1, self.index, rows)
 
 
-def occams(H: Curvature, P0: GroupedDiagonal) -> tuple[Occam, ...] | None:
+def occams(H: Curvature, P0: GroupedDiagonal, *, estimates: bool = False) -> tuple[Occam, ...] | None:
     """The terms that log det(P P₀⁻¹) is the sum of; None where one of them is no closed form, or too dear."""
     found = list(_terms(H, P0, torch.arange(P0.n_groups, device=P0.index.device)))
+    found = [replace(term, estimates=estimates) if isinstance(term, KernelOccam) else term for term in found]
     spectra = [term for term in found if isinstance(term, Spectrum)]
     others = [term for term in found if isinstance(term, Occam)]
     if len(spectra) + len(others) < len(found):
@@ -160,6 +186,12 @@ def occams(H: Curvature, P0: GroupedDiagonal) -> tuple[Occam, ...] | None:
 
 def dense_occam(H: Curvature, P0: GroupedDiagonal) -> DenseOccam | None:
     return DenseOccam(H.to_dense(), P0.index) if isinstance(H, DenseCurvature) and H.p <= _MOST_DENSE else None
+
+
+def kernel_occam(H: Curvature, P0: GroupedDiagonal, *, estimates: bool = False) -> KernelOccam | None:
+    if not isinstance(H, LowRankCurvature) or P0.n_groups > _MOST_KERNELS:
+        return None
+    return KernelOccam(_kernels(H, P0), torch.arange(P0.n_groups, device=P0.index.device), estimates)
 
 
 def _terms(H: Curvature, P0: GroupedDiagonal, groups: Int[Tensor, " g"]) -> Iterator[Occam | Spectrum | None]:

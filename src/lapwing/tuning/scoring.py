@@ -146,13 +146,21 @@ def _bernoulli_nll(
 
 
 def _best_temperature(nll: Callable[[float], float], link: Link, freedom: Freedom, n_terms: int) -> Score:
-    """The best of a grid over log T, and of the parabola through it and its neighbours."""
-    tried = [_scored(nll, float(at), link, freedom) for at in _LOG_T]
-    totals = [score.nll + score.cost / n_terms for score in tried]
-    i = min(range(len(totals)), key=totals.__getitem__)
-    if not 0 < i < len(totals) - 1:
+    """The best of a grid over log T, every third point first, and of the parabola through it and its neighbours."""
+
+    def total(i: int) -> float:
+        if i not in tried:
+            tried[i] = _scored(nll, float(_LOG_T[i]), link, freedom)
+        return tried[i].nll + tried[i].cost / n_terms
+
+    tried: dict[int, Score] = {}
+    last = len(_LOG_T) - 1
+    near = min(range(0, last + 1, 3), key=total)
+    i = min(range(max(0, near - 3), min(last, near + 3) + 1), key=total)
+    if not 0 < i < last:
         return tried[i]
-    refined = _scored(nll, _vertex(_LOG_T[i - 1 : i + 2].tolist(), totals[i - 1 : i + 2]), link, freedom)
+    around = [total(k) for k in (i - 1, i, i + 1)]
+    refined = _scored(nll, _vertex(_LOG_T[i - 1 : i + 2].tolist(), around), link, freedom)
     return min(tried[i], refined, key=lambda score: score.nll + score.cost / n_terms)
 
 

@@ -23,9 +23,9 @@ import torch
 from lapwing._types import Float, Int, Scalar, Tensor
 from lapwing.curvature import Exact, FitStatistics, Sampled
 from lapwing.likelihoods import Gaussian
-from lapwing.operators import Curvature, GroupedDiagonal, MatrixFreeCurvature
+from lapwing.operators import Curvature, GroupedDiagonal, LowRankCurvature, MatrixFreeCurvature
 from lapwing.posterior import Posterior
-from lapwing.tuning.occam import DenseOccam, Occam, dense_occam, occams
+from lapwing.tuning.occam import DenseOccam, KernelOccam, Occam, dense_occam, kernel_occam, occams
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,6 +183,60 @@ class DenseTarget(Target):
         return torch.cat([0.5 * (gamma - pull), gradient_w[None]]), _bordered(uu, uw, ww)
 
 
+@dataclass(frozen=True, eq=False)
+class KernelTarget(Target):
+    """The mode follows, in function space: H = MᵀM with fewer rows than weights, B = I + c M D⁻¹ Mᵀ = L Lᵀ.
+
+    P⁻¹v = D⁻¹v − c D⁻¹Mᵀ B⁻¹ M D⁻¹v; otherwise as `DenseTarget`.
+    """
+
+    fit: Fit
+    occam: KernelOccam
+    H: LowRankCurvature
+    index: Int[Tensor, " p"]
+    g: Float[Tensor, " p"]
+    t: Float[Tensor, " p"]
+
+    def value(self, u: Float[Tensor, " g"], w: Float[Tensor, " s"]) -> Scalar:
+        (w,) = w
+        L, delta, c = self.occam.factor(u, w), u.exp()[self.index], w.exp()
+        mode = self._solve(L, delta, c, c * self._reached[None])[0]
+        x = mode - self.t
+        fit = self.fit.value(w) + c * self.g @ x - 0.5 * c * x @ self.H.mv(x)
+        return fit - 0.5 * ((delta * mode**2).sum() + 2 * L.diagonal().log().sum())
+
+    def derivatives(
+        self, u: Float[Tensor, " g"], w: Float[Tensor, " s"]
+    ) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
+        (w,) = w
+        L, delta, c = self.occam.factor(u, w), u.exp()[self.index], w.exp()
+        gamma, T = self.occam.dimensions_of(L, u, w)
+        mode = self._solve(L, delta, c, c * self._reached[None])[0]
+        x = mode - self.t
+        pull = torch.zeros_like(u).index_add(0, self.index, delta * mode**2)
+        cHx = c * self.H.mv(x)
+        slope = c * self.g - cHx
+        # dθ_*/du_h = −Σ E_h δ mode, dθ_*/dw = Σ slope
+        pulls = (delta * mode) * (self.index == torch.arange(len(u), device=u.device)[:, None])
+        moved = self._solve(L, delta, c, torch.cat([pulls, slope[None]]))
+        rise = c * self.g @ x - 0.5 * x @ cHx
+        gradient_w = self.fit.half_count - self.fit.half_sse * c - 0.5 * gamma.sum() + rise
+        uu = 0.5 * (T - (gamma + pull).diag() + 2 * pulls @ moved[:-1].T)
+        uw = 0.5 * (gamma - T.sum(1) - 2 * pulls @ moved[-1])
+        ww = -self.fit.half_sse * c - 0.5 * (gamma.sum() - T.sum()) + rise + slope @ moved[-1]
+        return torch.cat([0.5 * (gamma - pull), gradient_w[None]]), _bordered(uu, uw, ww)
+
+    @cached_property
+    def _reached(self) -> Float[Tensor, " p"]:
+        """g + H t."""
+        return self.g + self.H.mv(self.t)
+
+    def _solve(self, L: Tensor, delta: Tensor, c: Tensor, v: Float[Tensor, "m p"]) -> Float[Tensor, "m p"]:
+        half, v = self.H.scale.sqrt(), v / delta
+        inner = torch.cholesky_solve((half * self.H.root.push(v)).T, L).T
+        return v - c * self.H.root.pull(half * inner) / delta
+
+
 def _bordered(uu: Float[Tensor, "g g"], uw: Float[Tensor, " g"], ww: Scalar) -> Float[Tensor, "d d"]:
     top = torch.cat([uu, uw[:, None]], 1)
     return torch.cat([top, torch.cat([uw, ww[None]])[None]])
@@ -191,8 +245,11 @@ def _bordered(uu: Float[Tensor, "g g"], uw: Float[Tensor, " g"], ww: Scalar) -> 
 _MOST_GROUPS = 1_000  # groups up to which their Hessian is formed
 
 
-def target(posterior: Posterior) -> Target | None:
-    """The evidence in closed form, or None: several noise levels, damping that is not a prior, many rows, no matrix."""
+def target(posterior: Posterior, *, estimates: bool = False) -> Target | None:
+    """The evidence in closed form, or None: several noise levels, damping that is not a prior, many rows, no matrix.
+
+    With `estimates`, expensive entries of the Hessian are estimated; values and gradients never are.
+    """
     prior, part = posterior.prior, posterior.estimate.parts[0]
     known = part.adds_prior and not isinstance(part, MatrixFreeCurvature)
     simple = len(posterior.estimate.parts) == 1 and known and isinstance(posterior.fisher, Exact | Sampled)
@@ -203,13 +260,19 @@ def target(posterior: Posterior) -> Target | None:
     fit = Fit.of(posterior, statistics)
     theta = posterior.linearised.theta if at is None else at.theta
     if at is not None and at.follows:
-        return _following(part, prior.P0, fit, statistics.gradients[0], theta - prior.mean)
-    terms = occams(part, prior.P0)
+        return _following(part, prior.P0, fit, statistics.gradients[0], theta - prior.mean, estimates)
+    terms = occams(part, prior.P0, estimates=estimates)
     return None if terms is None else HeldTarget(fit, terms, prior.scatter(theta))
 
 
-def _following(part: Curvature, P0: GroupedDiagonal, fit: Fit, g: Tensor, t: Tensor) -> Target | None:
-    axes, dense = part.coordinates(P0), dense_occam(part, P0)
+def _following(
+    part: Curvature, P0: GroupedDiagonal, fit: Fit, g: Tensor, t: Tensor, estimates: bool
+) -> Target | None:
+    axes = part.coordinates(P0)
     if axes is not None:
         return SpectralTarget(fit, axes.eigenvalues, axes.index, axes.rotate(g), axes.rotate(t))
+    if isinstance(part, LowRankCurvature):
+        kernels = kernel_occam(part, P0, estimates=estimates)
+        return None if kernels is None else KernelTarget(fit, kernels, part, P0.index, g, t)
+    dense = dense_occam(part, P0)
     return None if dense is None else DenseTarget(fit, dense, g, t)

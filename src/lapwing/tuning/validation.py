@@ -21,14 +21,16 @@ from lapwing._types import Float, Tensor
 from lapwing.data import Batches
 from lapwing.errors import NumericalError
 from lapwing.likelihoods import Gaussian
+from lapwing.operators import DenseCurvature, LowRankCurvature
 from lapwing.posterior import Posterior, Readout
 from lapwing.predictive.link_rules import DEFAULT
-from lapwing.tuning.held_out import HeldOut, Shift, scaled
-from lapwing.tuning.scoring import Freedom, Score, Targets, final_score, quick_scores
+from lapwing.tuning.held_out import MOST_COMPARED, HeldOut, Shift, scaled
+from lapwing.tuning.scoring import Freedom, Score, final_score, quick_scores
 from lapwing.tuning.step import Step, noise_is_free, noise_of, step, with_noise
 
 NO_SPREAD = 1e12  # the scale at which the posterior is the network itself, to rounding
-GRID = torch.tensor([*(10 ** (k / 2) for k in range(-6, 11)), 1e6, 1e7, NO_SPREAD], dtype=torch.float64)
+GRID = torch.tensor([*(10 ** (k / 2) for k in range(-6, 11)), 1e6, 1e7], dtype=torch.float64)
+MOST_CONFIRMED = 1_024  # held-out inputs on which the winner is weighed against the network
 _FINALISTS = 16
 
 # Nats that a candidate has to gain on the held-out data as a whole before it is preferred.
@@ -60,34 +62,53 @@ class Candidate:
 
 
 def search_validation(
-    posterior: Posterior, held_out: Batches, *, noise: bool, progress: bool | None = None
+    posterior: Posterior, held_out: Batches, *, noise: bool, keep_mean: bool = False, progress: bool | None = None
 ) -> Posterior:
-    """The candidate the held-out data prefer: one pass over them, none over the training data."""
+    """The candidate that the held-out data prefer; no pass over the training data.
+
+    Scales and means are compared on some hundred inputs; the winner is weighed against the network, and its noise or
+    temperature chosen, on up to a thousand.
+    """
     network = replace(posterior, readout=Readout())
-    scales, shifts = _shifts(network)
-    data = HeldOut.of(network, held_out, scales, shifts, progress)
-    targets = Targets(data.y, data.sites, len(data.f) * data.sites.t)
     free = noise and noise_is_free(posterior)
-    candidates = _all_candidates(network, data, scales, targets, free)
-    best = _preferred(candidates, targets.n_terms)
-    chosen = _built(network, best, shifts)
-    steps = [*_steps(network, candidates, shifts), _step(network, best, shifts, "taken")]
+    ladder = {s: scaled(network, s) for s in _grid(network)}
+    ladder, shifts = _shifts(network, ladder, keep_mean)
+    precisions = [each.precision for each in ladder.values()]
+    data = HeldOut.of(network, held_out, precisions, shifts, MOST_COMPARED, progress)
+    candidates = _all_candidates(network, data, list(ladder), free)
+    best = _preferred(candidates, data.n_terms)
+    taken = _confirmed(network, best, ladder, shifts, held_out, free, progress)
+    chosen = _built(network, taken, shifts)
+    steps = [*_steps(network, candidates, ladder, shifts), _step(network, taken, ladder, shifts, "taken")]
     return replace(chosen, history=(*posterior.history, *steps))
 
 
-def _shifts(posterior: Posterior) -> tuple[list[float], list[Shift]]:
-    """The scales under which the precision stands above rounding, and ways to move the mean away from the network's."""
-    scales, shifts = GRID.tolist(), []
-    if posterior.precision.of_weights:
-        steps = {s: found for s in scales if (found := _newton_steps(scaled(posterior, s))) is not None}
-        scales = list(steps)
+def _grid(posterior: Posterior) -> list[float]:
+    """Half decades; whole ones where a factorisation for each scale would take too much memory."""
+    side = min(posterior.layout.p, posterior.n_data * posterior.linearised.k)
+    dense = isinstance(posterior.curvature, DenseCurvature | LowRankCurvature)
+    scales = GRID.tolist()
+    return scales[::2] if dense and len(scales) * side**2 > 3 * posterior.chunk_floats else scales
+
+
+def _shifts(
+    posterior: Posterior, ladder: dict[float, Posterior], keep_mean: bool
+) -> tuple[dict[float, Posterior], list[Shift]]:
+    """The scales at which the precision stands above rounding, and ways to move the mean away from the network's."""
+    shifts: list[Shift] = []
+    if not posterior.precision.of_weights:
+        return ladder, shifts
+    room = 2 * len(ladder) * posterior.layout.p <= 3 * posterior.chunk_floats
+    if room and not keep_mean:
+        steps = {s: found for s, each in ladder.items() if (found := _newton_steps(each)) is not None}
+        ladder = {s: ladder[s] for s in steps}
         newton, towards_mode = (torch.stack(each) for each in zip(*steps.values(), strict=True))
         shifts.append(Shift({"newton": 1.0}, newton))
         shifts.append(Shift({"quarter step": 0.25, "half step": 0.5, "step": 1.0}, towards_mode))
-    if posterior.expansion is not None:
+    if posterior.expansion is not None and not keep_mean:
         to_mode = (posterior.linear_mode() - posterior.linearised.theta).detach()[None]
         shifts.append(Shift({"half": 0.5, "linear": 1.0}, to_mode))
-    return scales, shifts
+    return ladder, shifts
 
 
 def _newton_steps(posterior: Posterior) -> tuple[Float[Tensor, " p"], Float[Tensor, " p"]] | None:
@@ -101,28 +122,51 @@ def _newton_steps(posterior: Posterior) -> tuple[Float[Tensor, " p"], Float[Tens
     return newton, towards_mode
 
 
-def _all_candidates(
-    posterior: Posterior, data: HeldOut, scales: list[float], targets: Targets, free: bool
-) -> list[Candidate]:
-    likelihood = posterior.likelihood
+def _all_candidates(posterior: Posterior, data: HeldOut, scales: list[float], free: bool) -> list[Candidate]:
+    likelihood, targets = posterior.likelihood, data.targets
     candidates = [
         Candidate(i, s, name, score)
         for name in data.means
         for i, s in enumerate(scales)
         for score in quick_scores(likelihood, data.gaussian(name, i), targets, _freedom(s, free))
     ]
+    alone = quick_scores(likelihood, data.alone, targets, _freedom(NO_SPREAD, free))
+    candidates += [Candidate(len(scales), NO_SPREAD, "network", score) for score in alone]
     finalists = sorted(candidates, key=lambda c: c.score.nll)[:_FINALISTS]
     dear = {
-        (c.scale_index, c.mean): final_score(
+        (c.scale_index, c.scale, c.mean): final_score(
             likelihood,
-            data.gaussian(c.mean, c.scale_index),
+            data.alone if c.scale == NO_SPREAD else data.gaussian(c.mean, c.scale_index),
             targets,
             _freedom(c.scale, free),
             c.score.dispersion,
         )
         for c in finalists
     }
-    return candidates + [Candidate(i, scales[i], name, score) for (i, name), score in dear.items() if score is not None]
+    return candidates + [Candidate(*where, score) for where, score in dear.items() if score is not None]
+
+
+def _confirmed(
+    posterior: Posterior,
+    best: Candidate,
+    ladder: dict[float, Posterior],
+    shifts: list[Shift],
+    held_out: Batches,
+    free: bool,
+    progress: bool | None,
+) -> Candidate:
+    """The winner, if it is no worse than the network on more of the held-out data; its dispersion from them."""
+    spread = best.scale != NO_SPREAD
+    precisions = [ladder[best.scale].precision] if spread else []
+    ways = [
+        Shift({best.mean: 1.0}, shift.weights_of(best.mean, best.scale_index)[None])
+        for shift in shifts
+        if best.mean in shift.lengths
+    ]
+    data = HeldOut.of(posterior, held_out, precisions, ways, MOST_CONFIRMED, progress)
+    found = _all_candidates(posterior, data, [best.scale] if spread else [], free)
+    found = [c for c in found if c.mean == best.mean or c.scale == NO_SPREAD]
+    return replace(taken := _preferred(found, data.n_terms), scale_index=best.scale_index * (taken.scale == best.scale))
 
 
 def _freedom(scale: float, free_noise: bool) -> Freedom:
@@ -149,17 +193,22 @@ def _built(posterior: Posterior, best: Candidate, shifts: list[Shift]) -> Poster
     return replace(moved, readout=Readout(shift))
 
 
-def _steps(posterior: Posterior, candidates: list[Candidate], shifts: list[Shift]) -> list[Step]:
+def _steps(
+    posterior: Posterior, candidates: list[Candidate], ladder: dict[float, Posterior], shifts: list[Shift]
+) -> list[Step]:
     """For every scale the best candidate at it, with the evidence there: do the two agree?"""
     steps = []
     for i in sorted({c.scale_index for c in candidates}):
         best = min((c for c in candidates if c.scale_index == i), key=lambda c: c.score.nll)
-        steps.append(_step(posterior, best, shifts, "tried"))
+        steps.append(_step(posterior, best, ladder, shifts, "tried"))
     return steps
 
 
-def _step(posterior: Posterior, candidate: Candidate, shifts: list[Shift], what: str) -> Step:
+def _step(
+    posterior: Posterior, candidate: Candidate, ladder: dict[float, Posterior], shifts: list[Shift], what: str
+) -> Step:
     words = f"validation, {what}: {candidate.mean} mean, dispersion {candidate.score.dispersion:.3g}"
-    evidence = float(scaled(posterior, candidate.scale).log_evidence().detach())
+    there = ladder.get(candidate.scale) or scaled(posterior, candidate.scale)
     built = _built(posterior, candidate, shifts)
+    evidence = float(there.log_evidence().detach())
     return step(-candidate.score.nll, built, words, scale=candidate.scale, evidence=evidence)

@@ -1,0 +1,105 @@
+"""Newton systems of the linear model solved by a factorisation, where the data or the parameters are few.
+
+With the rows J of all data, Λ = S Sᵀ, D = P₀ and K = J D⁻¹ Jᵀ = Σ_g K_g / δ_g:
+
+    (JᵀΛJ + D)⁻¹ = D⁻¹ − D⁻¹ Jᵀ S (I + Sᵀ K S)⁻¹ Sᵀ J D⁻¹    in function space, the dual: R × R
+                 = (JᵀΛJ + D)⁻¹                              in weight space: P × P
+
+The kernels K_g are formed once, from the layers' factors. Rasmussen and Williams (2006), section 3.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from lapwing._types import Float, Int, Tensor
+from lapwing.errors import NumericalError
+from lapwing.operators import GroupedDiagonal, Rows
+
+Solve = Callable[[Float[Tensor, " p"]], Float[Tensor, " p"]]
+Root = Float[Tensor, "n t c m"]  # √κ S of every likelihood term
+
+MOST_SIDE = 2_500  # rows or parameters up to which systems are factorised: about half a second in float64
+MOST_KERNELS = 1 << 26  # numbers that the kernels of all groups may take: 512 MiB
+
+
+@dataclass(eq=False)
+class DirectSolver:
+    """Keeps the kernels of the prior's groups and the last factorisation: only δ and Λ change between two systems."""
+
+    J: Float[Tensor, "r p"]  # rows ordered by datum, likelihood term and output
+    rows: Rows
+    order: Int[Tensor, " r"]  # of the rows of J among those of `rows`
+    _kernels: tuple[Tensor, Float[Tensor, "g r r"]] | None = field(default=None, init=False)
+    _last: tuple[Tensor, Tensor, Tensor] | None = field(default=None, init=False)  # δ, S, and the factor
+
+    @classmethod
+    def of(
+        cls, J: Sequence[Float[Tensor, "n k p"]], rows: Sequence[Rows], order: Int[Tensor, " r"], n_groups: int
+    ) -> DirectSolver | None:
+        """None where neither side is small."""
+        r, p = len(order), J[0].shape[-1]
+        if not p or min(r, p) > MOST_SIDE or (r < p and r * r * n_groups > MOST_KERNELS):
+            return None
+        return cls(torch.cat([part.reshape(-1, p) for part in J])[order], rows[0].concatenated(rows[1:]), order)
+
+    @property
+    def dual(self) -> bool:
+        return self.J.shape[0] < self.J.shape[1]
+
+    def at(self, P0: GroupedDiagonal, S: Root) -> Solve:
+        """v ↦ (JᵀS SᵀJ + P₀)⁻¹ v."""
+        L, delta = self._factor(P0, S), P0.diagonal
+        if not self.dual:
+            return lambda v: torch.cholesky_solve(v[:, None], L)[:, 0]
+
+        def solve(v: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
+            w = v / delta
+            inner = torch.cholesky_solve(_times_root((self.J @ w)[None], S).T, L)[:, 0]
+            back = torch.einsum("ntcm,ntm->ntc", S, inner.reshape(*S.shape[:2], S.shape[3]))
+            return w - (back.flatten() @ self.J) / delta
+
+        return solve
+
+    def _factor(self, P0: GroupedDiagonal, S: Root) -> Float[Tensor, "_ _"]:
+        last = self._last
+        if last is not None and torch.equal(last[0], P0.diagonal) and torch.equal(last[1], S):
+            return last[2]
+        L, info = torch.linalg.cholesky_ex(self._inner(P0, S) if self.dual else self._precision(P0, S))
+        if int(info):
+            raise NumericalError(
+                "The Hessian of the linear model is not positive definite to rounding: the prior is too weak for "
+                "these data, or the likelihood's own Hessian is not positive semi-definite."
+            )
+        self._last = P0.diagonal.clone(), S.clone(), L
+        return L
+
+    def _inner(self, P0: GroupedDiagonal, S: Root) -> Float[Tensor, "m m"]:
+        """I + Sᵀ K S."""
+        K = torch.einsum("g,grs->rs", 1 / P0.values, self._group_kernels(P0))
+        inner = _times_root(_times_root(K, S).T, S)
+        inner.diagonal().add_(1.0)
+        return inner
+
+    def _precision(self, P0: GroupedDiagonal, S: Root) -> Float[Tensor, "p p"]:
+        """JᵀS SᵀJ + P₀."""
+        half = _times_root(self.J.T, S)
+        P = half @ half.T
+        P.diagonal().add_(P0.diagonal)
+        return P
+
+    def _group_kernels(self, P0: GroupedDiagonal) -> Float[Tensor, "g r r"]:
+        kept = self._kernels
+        if kept is None or not torch.equal(kept[0], P0.index):
+            one_hot = torch.eye(P0.n_groups, dtype=torch.float64, device=P0.index.device)
+            crossed = (self.rows.cross(self.rows, GroupedDiagonal(e, P0.index)) for e in one_hot)
+            kept = self._kernels = P0.index, torch.stack([K[self.order][:, self.order] for K in crossed])
+        return kept[1]
+
+
+def _times_root(v: Float[Tensor, "b r"], S: Root) -> Float[Tensor, "b m"]:
+    """v S for rows v over all outputs of all data."""
+    return torch.einsum("bntc,ntcm->bntm", v.reshape(len(v), *S.shape[:3]), S).flatten(1)

@@ -1,0 +1,33 @@
+"""J P⁻¹ Jᵀ under several precisions on one curvature, which differ in their prior alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from lapwing._types import Float, Tensor
+from lapwing.operators.base import Precision, Rows
+from lapwing.operators.block_diagonal import BlockDiagonalPrecision
+from lapwing.operators.kronecker import RotatedPrecision
+
+
+def inv_quads(precisions: Sequence[Precision], J: Rows) -> Float[Tensor, "s n c c"]:
+    """J P_s⁻¹ Jᵀ for each of them. Kronecker blocks share an eigenbasis: rows are rotated once."""
+    first = precisions[0]
+    if isinstance(first, BlockDiagonalPrecision):
+        blocks = zip(*(P.blocks for P in precisions if isinstance(P, BlockDiagonalPrecision)), strict=True)
+        parts = (inv_quads(of_block, J.columns(s)) for s, of_block in zip(first.slices, blocks, strict=True))
+        total = next(parts)
+        for part in parts:
+            total = total + part
+        return total
+    if isinstance(first, RotatedPrecision):
+        return torch.cat([_rotated_once(precisions, piece.rotated(first.basis)) for piece in J.pieces()], dim=1)
+    return torch.stack([P.inv_quad(J) for P in precisions])
+
+
+def _rotated_once(precisions: Sequence[Precision], rows: Rows) -> Float[Tensor, "s n c c"]:
+    """Inverses are made and dropped one by one: those of all scales would take S·P numbers."""
+    rotated = (P for P in precisions if isinstance(P, RotatedPrecision))
+    return torch.stack([rows.quad(P.E.reciprocal().flatten().to(rows.dtype)) for P in rotated])

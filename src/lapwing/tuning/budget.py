@@ -1,0 +1,68 @@
+"""What a search for hyperparameters may spend, and when it knows enough."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, field
+from math import inf
+
+from lapwing.errors import InputError, InputTypeError
+
+_DEFAULT_PASSES = 6.0
+LEAST_PASSES = 2.7  # of a search by products with J: one product and a gradient
+_WORDS = 'a number of passes over the training data, a time such as "30s" or "2min", "fast", "balanced" or "exact"'
+_UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Passes over the training data and seconds; `exact` solves to rounding, whatever it takes.
+
+    A pass is a forward and a backward pass of all the training data, as an epoch of training has it.
+    """
+
+    passes: float = _DEFAULT_PASSES
+    seconds: float = inf
+    exact: bool = False
+    asked: bool = False  # by the user; else the default
+    shape_only: bool = False  # held-out data choose the scale: relative precisions are enough
+    started: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def parse(cls, budget: str | float | None) -> Budget:
+        """The words of the front door."""
+        if budget is None:
+            return cls()
+        if isinstance(budget, bool) or not isinstance(budget, int | float | str):
+            raise InputTypeError(f"budget: expected {_WORDS}, got {type(budget).__name__}.")
+        if isinstance(budget, str):
+            words = {"fast": cls(0.0), "balanced": cls(), "exact": cls(inf, exact=True)}
+            if budget in words:
+                return cls(words[budget].passes, exact=words[budget].exact, asked=budget != "balanced")
+            match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(s|min|h)\s*", budget)
+            if not match:
+                raise InputError(f"budget: expected {_WORDS}, got {budget!r}.")
+            return cls._positive(budget, passes=inf, seconds=float(match[1]) * _UNITS[match[2]])
+        return cls._positive(budget, passes=float(budget), seconds=inf)
+
+    @classmethod
+    def _positive(cls, budget: str | float, passes: float, seconds: float) -> Budget:
+        if not (passes >= 0 and seconds > 0):
+            raise InputError(f"budget: expected {_WORDS}, not negative, got {budget!r}.")
+        return cls(passes, seconds, asked=True)
+
+    def affords_products(self) -> bool:
+        """Whether a search by products with J may start: it takes passes over the training data.
+
+        Where held-out data choose the scale, the evidence at the trained weights gives relative precisions as good.
+        """
+        return self.passes >= LEAST_PASSES and (self.asked or not self.shape_only)
+
+    def over(self) -> bool:
+        """Whether the time is spent."""
+        return time.monotonic() - self.started > self.seconds
+
+
+DEFAULT = Budget()
+EXACT = Budget(inf, exact=True)
