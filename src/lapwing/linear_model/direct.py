@@ -77,7 +77,7 @@ class DirectSolver:
         self._last = P0.diagonal.clone(), S.clone(), L
         return L
 
-    def _inner(self, P0: GroupedDiagonal, S: Root) -> Float[Tensor, "m m"]:
+    def _inner(self, P0: GroupedDiagonal, S: Root) -> Float[Tensor, "k k"]:
         """I + Sᵀ K S."""
         K = torch.einsum("g,grs->rs", 1 / P0.values, self._group_kernels(P0))
         inner = _times_root(_times_root(K, S).T, S)
@@ -100,6 +100,6 @@ class DirectSolver:
         return kept[1]
 
 
-def _times_root(v: Float[Tensor, "b r"], S: Root) -> Float[Tensor, "b m"]:
+def _times_root(v: Float[Tensor, "b r"], S: Root) -> Float[Tensor, "b k"]:
     """v S for rows v over all outputs of all data."""
     return torch.einsum("bntc,ntcm->bntm", v.reshape(len(v), *S.shape[:3]), S).flatten(1)
