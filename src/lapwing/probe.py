@@ -33,7 +33,6 @@ from lapwing.layers import (
 from lapwing.linearise import Linearised, Trace, pull_back, vectorised_rows
 from lapwing.network import Network, check_outputs, with_images_in
 from lapwing.params import ParamLayout, of_module
-from lapwing.sandbox import borrowed
 
 _N = 3  # an odd number of rows that rarely equals a sequence length; equality would still be caught by the numbers
 
@@ -54,12 +53,12 @@ def linearise(model: nn.Module, choose: LayoutChoice, x: ModelInput) -> Linearis
     plain = Linearised(
         network, layout, _datum_shape(network, few), {}, vectorised=False, sizes=RowSizes(layout.p, layout.p)
     )
-    with borrowed(model):
-        shifted, directions = _shifted(plain)
+    with plain.borrowed() as own:
+        shifted, directions = _shifted(own)
         truth = _true_projections(shifted, few, directions)
         shifted, agreed = _agreeing_blocks(shifted, few, truth)
         blocks, last = agreed.blocks, agreed.last
-        with_rules = replace(shifted, ruled={path: model.get_submodule(path) for path in blocks})
+        with_rules = replace(shifted, ruled={path: own.network.model.get_submodule(path) for path in blocks})
         vectorised = bool(with_rules.rest.names) and _vectorised_agrees(with_rules, few, truth)
     if last is not None and agreed.implicit is not None and set(blocks) == {last}:
         blocks = {last: [agreed.implicit]}
@@ -72,7 +71,7 @@ def linearise(model: nn.Module, choose: LayoutChoice, x: ModelInput) -> Linearis
     return replace(
         plain,
         layout=asked,
-        ruled=with_rules.ruled,
+        ruled={path: model.get_submodule(path) for path in blocks},
         vectorised=vectorised,
         sizes=sizes,
         layout_of_images=images,
@@ -90,11 +89,11 @@ def last_layer(model: nn.Module, x: ModelInput) -> ParamLayout:
     network = Network.of(model)
     few = network.placed(x.rows(_first_rows(x.n)))
     entered: list[str] = []
-    holders = {path: m for path, m in model.named_modules() if any(True for _ in m.parameters(recurse=False))}
-    with borrowed(model), torch.no_grad():  # which takes the hooks off again
-        for path, module in holders.items():
+    with network.borrowed() as own, torch.no_grad():  # the hooks go with the copy
+        holders = [(p, m) for p, m in own.model.named_modules() if any(True for _ in m.parameters(recurse=False))]
+        for path, module in holders:
             module.register_forward_pre_hook(lambda *_, path=path: entered.append(path))
-        network(few, {})
+        own(few, {})
     if not entered:
         raise InputError(
             'params="last_layer": no module that holds parameters was called in the forward pass. '
@@ -109,8 +108,8 @@ def _first_rows(n: int) -> Int[Tensor, " _"]:
 
 
 def _datum_shape(network: Network, few: ModelInput) -> tuple[int, ...]:
-    with borrowed(network.model), torch.no_grad():
-        return check_outputs(network(few, {}), few.n)
+    with network.borrowed() as own, torch.no_grad():
+        return check_outputs(own(few, {}), few.n)
 
 
 def _datum_floats(network: Network, few: ModelInput) -> int | None:
@@ -126,8 +125,8 @@ def _datum_floats(network: Network, few: ModelInput) -> int | None:
         for name, tensor in network.tensors.items()
         if name not in network.buffers and tensor.is_floating_point()
     }
-    with suppress(Exception), borrowed(network.model), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        f = network(few, leaves)
+    with suppress(Exception), network.borrowed() as own, torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        f = own(few, leaves)
         for leaf in leaves.values():
             kept.pop(leaf.untyped_storage().data_ptr(), None)
         return -(-(sum(kept.values()) + f.numel()) // few.n)
@@ -327,14 +326,14 @@ def _faithful(linearised: Linearised, few: ModelInput) -> dict[str, nn.Module]:
             if not all(_same(a, b) for a, b in zip(_tensors(output), _tensors(again), strict=True)):
                 other.add(path)
 
-        module.register_forward_hook(hook, with_kwargs=True)  # the sandbox takes it off again
+        module.register_forward_hook(hook, with_kwargs=True)  # it goes with the copy
 
     rewritten = {path: rule for path, m in candidates.items() if isinstance(rule := rule_for(m), RewrittenRule)}
     if rewritten:
-        with borrowed(linearised.network.model), torch.no_grad():
+        with linearised.network.borrowed() as own, torch.no_grad():
             for path, rule in rewritten.items():
-                compare(path, rule, candidates[path])
-            linearised.network(few, {})
+                compare(path, rule, own.model.get_submodule(path))
+            own(few, {})
     return {path: module for path, module in candidates.items() if path not in other}
 
 
