@@ -1,6 +1,6 @@
-"""One job in this process: python -m lapwing.bench.jobs NAME [--data DIR] [--limit SECONDS] [--weights DIR] [--alone]
+"""One job in this process: python -m lapwing.bench.jobs NAME --data DIR --limit 300 --alone
 
-Prints the record as a line of JSON after every phase; the last line is the whole of it.
+Prints the record as one line of JSON; with --every a line after every phase, of which the last is the whole.
 """
 
 from __future__ import annotations

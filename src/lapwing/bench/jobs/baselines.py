@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import process_time
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from lapwing.bench.jobs.clock import OutOfTime, cpu_limit
 from lapwing.bench.jobs.kinds import mixture_nll
 from lapwing.bench.jobs.records import Method
-from lapwing.bench.jobs.rows import Cut, Input, Rows, called
+from lapwing.bench.jobs.rows import Cut, Rows, called
 from lapwing.bench.jobs.training import Trained, train
 
 if TYPE_CHECKING:
@@ -66,13 +67,12 @@ class Rivals:
         own = self.job.has_dropout
         model = self.trained.model if own else self._trained_anew(DROPOUT, 0)
         with dropping(model):
-            if not _drops(model):
-                return float("nan"), "the network drops nothing"
             held_out = torch.stack([outputs(model, self.cut.held_out) for _ in range(N_PASSES)]).mean(0)
             passes = [self._test(model) for _ in range(N_PASSES)]
-        trained_f = self.job.kind.trained_scale(held_out, self.cut.held_out.y)
-        members = [(f, trained_f) for f in passes]
-        return self._nll(members), f"{N_PASSES} passes" + ("" if own else f", a variant trained with {DROPOUT:g}")
+        scale = self.job.kind.trained_scale(held_out, self.cut.held_out.y)
+        return self._nll([(f, scale) for f in passes]), f"{N_PASSES} passes" + (
+            "" if own else f", a variant trained with {DROPOUT:g}"
+        )
 
     def _member_scale(self, model: nn.Module) -> float:
         """The noise of a number from the held-out rows; classes keep the network's own temperature, 1."""
@@ -103,25 +103,18 @@ class Rivals:
 
 def outputs(model: nn.Module, rows: Rows) -> Tensor:
     with torch.no_grad():
-        return torch.cat([_call(model, x) for x, _ in rows.batches(500)])
+        return torch.cat([called(model, x) for x, _ in rows.batches(500)])
 
 
-def _call(model: nn.Module, x: Input) -> Tensor:
-    return called(model, x)
-
-
-class dropping:  # noqa: N801
+@contextmanager
+def dropping(model: nn.Module) -> Iterator[None]:
     """Dropout on, everything else (BatchNorm) in evaluation mode; evaluation mode again afterwards."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-
-    def __enter__(self) -> None:
-        for layer in _drops(self.model):
-            layer.train()
-
-    def __exit__(self, *_: object) -> None:
-        self.model.eval()
+    for layer in _drops(model):
+        layer.train()
+    try:
+        yield
+    finally:
+        model.eval()
 
 
 def _drops(model: nn.Module) -> list[nn.Module]:

@@ -21,8 +21,6 @@ from lapwing.bench.reproduce.parts import Scaling
 from lapwing.bench.reproduce.training import Recipe
 from lapwing.errors import InputError
 
-DROPOUT = 0.1  # of the variant that MC dropout is measured with
-
 
 @dataclass(frozen=True)
 class Goals:
