@@ -101,6 +101,14 @@ def test_a_phase_beyond_the_limit_is_named() -> None:
     assert record["goals"][0]["measured"] is None
 
 
+def test_a_peak_beyond_the_goal_counts_before_the_end() -> None:
+    record = blank("toy", "")
+    record["phases"] = {"plan": {"seconds": 1.0, "peak_mib": 5000.0}}
+    for peak, measured in ((5000.0, 5000.0), (10.0, None)):
+        record["peak_mib"] = peak
+        assert measuring.judged(TOY, record)[-1]["measured"] == measured
+
+
 def test_a_refusal_is_a_note() -> None:
     record = run(replace(TOY, likelihood="nonsense"), Setting(NOWHERE, rivals=False))
     assert record["note"].startswith("plan stopped: ")

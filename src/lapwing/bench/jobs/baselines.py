@@ -66,7 +66,8 @@ class Rivals:
         """Thirty passes with dropout on; of the network itself, or of a variant that is trained with it."""
         own = self.job.has_dropout
         model = self.trained.model if own else self._trained_anew(DROPOUT, 0)
-        with dropping(model):
+        with dropping(model), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
             held_out = torch.stack([outputs(model, self.cut.held_out) for _ in range(N_PASSES)]).mean(0)
             passes = [self._test(model) for _ in range(N_PASSES)]
         scale = self.job.kind.trained_scale(held_out, self.cut.held_out.y)

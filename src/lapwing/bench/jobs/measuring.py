@@ -167,15 +167,15 @@ class _Work:
 
 
 def judged(job: Job, record: JobRecord) -> list[Judged]:
-    """Each goal of the job beside what was measured."""
-    goals, phases = job.goals, record["phases"]
+    """Each goal of the job beside what was measured; a peak that is too high is missed however far the job went."""
+    goals, phases, peak = job.goals, record["phases"], record["peak_mib"]
     done = "tune" in phases or ("fit" in phases and not job.tuned)
     seconds = sum(phases[name]["seconds"] for name in ("fit", "tune") if name in phases) if done else None
     lines: list[tuple[str, str, float | None, float | None]] = [
         ("fit and tune", "trainings", _ratio(seconds, record["train_seconds"]), goals.trainings),
         ("fit and tune", "gradient epochs", _ratio(seconds, record["gradient_epoch_seconds"]), goals.gradient_epochs),
         ("predict", "forward passes", record["predict_forwards"], goals.forwards),
-        ("peak", "MiB", record["peak_mib"] if "predict" in phases else None, goals.mib),
+        ("peak", "MiB", peak if "predict" in phases or (peak or 0) > goals.mib else None, goals.mib),
     ]
     return [
         Judged(what=what, unit=unit, measured=measured, goal=goal)
