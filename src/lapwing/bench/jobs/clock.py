@@ -47,7 +47,7 @@ class Meter:
         return Meter(resident_mib())
 
     def measured(self, work: Callable[[], T]) -> tuple[T, Phase]:
-        """Run once: the first call counts, as it does for a user."""
+        """Run once, without a warm-up."""
         results: list[T] = []
         seconds: list[float] = []
 
