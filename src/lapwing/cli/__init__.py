@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from lapwing import __version__
 from lapwing.cli.reproduce import TableName
-from lapwing.cli.show import show_bench, show_bench_row, show_demo
+from lapwing.cli.show import show_bench, show_bench_row, show_demo, show_job, show_jobs
 from lapwing.errors import InputError, LapwingError, MissingExtraError
 
 
@@ -89,16 +89,29 @@ def demo(
 
 @app.command()
 def bench(
-    workload: Annotated[str | None, typer.Option(help="One workload, W1 to W6 or W5-mha; all when left out.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for bench.json; rows measured again replace the old ones.")] = Path(
-        "bench-results"
-    ),
+    workload: Annotated[
+        str | None, typer.Option(help="One workload, W1 to W6 or W5-mha, all when left out; or jobs, whole ones.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder for bench.json or jobs.json; rows measured again replace the old ones.")
+    ] = Path("bench-results"),
     chart: Annotated[
         Path | None, typer.Option(help="Measure nothing: draw what is saved as SVG or PNG, print it as Markdown.")
     ] = None,
+    data: Annotated[Path | None, typer.Option(help="Of jobs: folder of data sets.")] = None,
+    only: Annotated[str | None, typer.Option(help="Of jobs: one job, such as fashion-resnet.")] = None,
+    limit: Annotated[float, typer.Option(help="Of jobs: CPU seconds each may take.")] = 900.0,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Of jobs: measure nothing, print what is saved as Markdown.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Measure fits, predictions and tuning in units of the network's own passes, each case in its own process."""
+    if workload is not None and workload.lower() == "jobs":
+        _bench_jobs(out / "jobs.json", data, only, limit, markdown=markdown, as_json=as_json)
+        return
+    if data is not None or only is not None or markdown:
+        raise InputError("--data, --only and --markdown belong to whole jobs: add --workload jobs.")
     if chart is not None:
         _draw_bench(out, chart)
         return
@@ -114,6 +127,30 @@ def bench(
         typer.echo(json.dumps({"rows": rows}))
     else:
         show_bench(rows, path)
+
+
+def _bench_jobs(
+    path: Path, data: Path | None, only: str | None, limit: float, *, markdown: bool, as_json: bool
+) -> None:
+    from lapwing.bench.jobs import runner
+    from lapwing.report import jobs
+
+    if markdown:
+        saved = _saved_rows(path)
+        if not saved:
+            raise InputError(f"{path} holds no measurements. Run `lapwing bench --workload jobs` first.")
+        typer.echo(jobs.markdown(saved))
+        return
+    records = []
+    for record in runner.run(only, data=data, limit=limit):
+        records.append(record)
+        _save({"rows": runner.merged(_saved_rows(path), [record])}, path)
+        if not as_json:
+            show_job(record)
+    if as_json:
+        typer.echo(json.dumps({"rows": records}))
+    else:
+        show_jobs(records, path)
 
 
 def _draw_bench(out: Path, chart: Path) -> None:

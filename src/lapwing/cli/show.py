@@ -11,6 +11,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from lapwing.bench.case import Row
+    from lapwing.bench.jobs.records import JobRecord
     from lapwing.bench.records import DemoRecord
     from lapwing.report.tables import Table as Values
 
@@ -49,6 +50,32 @@ def show_bench(rows: list[Row], path: Path) -> None:
         table.add_row(row["workload"], row["what"], measured, goal, row["unit"], peak, _verdict(row))
     console = Console()
     console.print(table)
+    console.print(f"Saved to {path}", soft_wrap=True, highlight=False)
+
+
+def show_job(record: JobRecord) -> None:
+    """One line as soon as a job is done."""
+    phases = ", ".join(f"{name} {phase['seconds']:.3g} s" for name, phase in record["phases"].items())
+    told = "; ".join(part for part in (phases, record["note"]) if part)
+    Console().print(f"[dim]{record['job']:<15}{escape(told)}[/]", highlight=False)
+
+
+def show_jobs(records: list[JobRecord], path: Path) -> None:
+    """What each job costs in the network's own passes, then what it is worth beside the other methods."""
+    from lapwing.report import jobs
+
+    console = Console()
+    titled = (
+        ("Fit and tune in gradient epochs, prediction in forward passes per input", jobs.COST, jobs.cost_row),
+        ("NLL of the test rows, and CPU seconds on top of the one training", jobs.QUALITY, jobs.quality_row),
+    )
+    for title, headings, cells in titled:
+        table = Table(title=title, title_justify="left")
+        for heading in headings:
+            table.add_column(heading)
+        for record in records:
+            table.add_row(*map(escape, cells(record)))
+        console.print(table)
     console.print(f"Saved to {path}", soft_wrap=True, highlight=False)
 
 

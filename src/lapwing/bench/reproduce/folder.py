@@ -25,13 +25,17 @@ class DataFolder:
 
     def arrays(self, file: str, keys: Sequence[str]) -> list[np.ndarray]:
         """The named arrays of one archive; refused in words when it is absent or holds something else."""
+        return _read(self.check(file), tuple(keys))
+
+    def check(self, file: str) -> Path:
+        """Where the archive is; refused in words when it is absent."""
         if self.path is None:
             raise InputError(f"{file}.npz is needed. Name the folder that holds it: --data FOLDER.")
         path = self.path / f"{file}.npz"
         if not path.is_file():
             there = ", ".join(sorted(p.name for p in self.path.glob("*.npz"))) or "no .npz file"
             raise InputError(f"{path} does not exist. The folder of --data holds {there}.")
-        return _read(path, tuple(keys))
+        return path
 
     def grey(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """(x_train, y_train, x_test, y_test) of MNIST or Fashion-MNIST: uint8, 28 × 28."""

@@ -1,0 +1,1 @@
+"""Whole jobs: train, fit, tune and predict with default arguments, beside what a user would do instead."""
