@@ -11,7 +11,7 @@ from lapwing.operators.dense_rows import DenseRows
 from lapwing.operators.diagonal import DiagonalCurvature, DiagonalPrecision
 from lapwing.operators.grouped_diagonal import GroupedDiagonal, one_group
 from lapwing.operators.kronecker import EigenCurvature, KroneckerCurvature, RotatedPrecision
-from lapwing.operators.kronecker_factors import Basis, Damping, ExactDamping, KroneckerFactors, SplitDamping
+from lapwing.operators.kronecker_factors import Basis, Damping, Eigen, ExactDamping, KroneckerFactors, SplitDamping
 from lapwing.operators.low_rank import LowRankCurvature, LowRankPrecision, RootKernels, stacked
 from lapwing.operators.matrix_free import MatrixFreeCurvature, MatrixFreePrecision, MatrixProducts
 from lapwing.operators.sampled import SampledCurvature, SampledPrecision
@@ -34,6 +34,7 @@ __all__ = [
     "DenseRows",
     "DiagonalCurvature",
     "DiagonalPrecision",
+    "Eigen",
     "EigenCurvature",
     "ExactDamping",
     "GroupedDiagonal",

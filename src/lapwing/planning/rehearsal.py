@@ -175,7 +175,7 @@ def _stand_in(H: Curvature, P0: GroupedDiagonal) -> Precision:
     if isinstance(H, KroneckerCurvature):
         q, o, i = H.arrangement.q, H.arrangement.o, H.arrangement.i
         basis = Basis(H.factors.A_sum.clone(), H.factors.B_sum.clone())
-        return RotatedPrecision(H.arrangement, basis, lambda: H.factors.A_sum.new_ones(q, o, i))
+        return RotatedPrecision(H.arrangement, basis, lambda: P0.values.new_ones(q, o, i))
     if isinstance(H, DiagonalCurvature):
         return H.plus(P0)
     return DenseCurvature.of(torch.eye(H.p, dtype=torch.float64, device=P0.index.device)).plus(P0)
