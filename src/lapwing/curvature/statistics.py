@@ -91,7 +91,10 @@ class RunningStatistics:
 
 
 class _GradientSum:
-    """A running Σ_n J_nᵀ r_n, float64 unless it is very long: Σ g aᵀ of dense layers over many data at a time, other tensors as they come."""
+    """A running Σ_n J_nᵀ r_n: Σ g aᵀ of dense layers over many data at a time, other tensors as they come.
+
+    In float64, unless there are more than MOST_DOUBLE parameters.
+    """
 
     def __init__(self, layout: ParamLayout, device: torch.device) -> None:
         self.layout, self.whole = layout, layout.whole

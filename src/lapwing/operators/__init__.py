@@ -10,7 +10,7 @@ from lapwing.operators.dense import DenseCurvature, DensePrecision, SymmetricMat
 from lapwing.operators.dense_rows import DenseRows
 from lapwing.operators.diagonal import DiagonalCurvature, DiagonalPrecision
 from lapwing.operators.grouped_diagonal import GroupedDiagonal, one_group
-from lapwing.operators.kronecker import EigenCurvature, KroneckerCurvature, RotatedPrecision
+from lapwing.operators.kronecker import MOST_KEPT, EigenCurvature, KroneckerCurvature, RotatedPrecision
 from lapwing.operators.kronecker_factors import Basis, Damping, Eigen, ExactDamping, KroneckerFactors, SplitDamping
 from lapwing.operators.low_rank import LowRankCurvature, LowRankPrecision, RootKernels, stacked
 from lapwing.operators.matrix_free import MatrixFreeCurvature, MatrixFreePrecision, MatrixProducts
@@ -19,6 +19,7 @@ from lapwing.operators.separate import SeparateCurvature, SeparatePrecision
 from lapwing.operators.written_rows import WrittenRows
 
 __all__ = [
+    "MOST_KEPT",
     "Arrangement",
     "Basis",
     "BlockDiagonalCurvature",

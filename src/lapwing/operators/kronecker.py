@@ -22,7 +22,7 @@ from lapwing.operators.coordinates import Coordinates
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
 from lapwing.operators.kronecker_factors import Basis, Damping, KroneckerFactors
 
-_MOST_KEPT = 1 << 20  # inverse eigenvalues of a layer that are kept; more are made anew for every piece of the inputs
+MOST_KEPT = 1 << 20  # inverse eigenvalues of a layer that are kept; more are made anew for every piece of the inputs
 _DOWNDATED = {torch.float64: 1e-9, torch.float32: 1e-5}  # how far below zero a difference of sums may be by rounding
 _MANY_PRODUCTS = 1 << 14  # eigenvalues of a map from which on their sums are convolutions
 
@@ -228,11 +228,11 @@ class RotatedPrecision(Precision):
 
     @property
     def _inverse(self) -> Float[Tensor, " p"]:
-        return (1 / self.E).flatten() if self.p > _MOST_KEPT else self._kept_inverse
+        return (1 / self.E).flatten() if self.p > MOST_KEPT else self._kept_inverse
 
     @property
     def _single_inverse(self) -> Float[Tensor, " p"]:
-        return self._as_single() if self.p > _MOST_KEPT else self._kept_single_inverse
+        return self._as_single() if self.p > MOST_KEPT else self._kept_single_inverse
 
     @cached_property
     def _kept_inverse(self) -> Float[Tensor, " p"]:
