@@ -29,6 +29,7 @@ from lapwing.sandbox import install, quiet_fallback
 
 _JOINED_FLOATS = 1 << 21  # that a forward pass of small batches put together may keep
 _MOST_JOINED = 1024  # data
+MOST_DOUBLE = 1 << 24  # parameters up to which vectors of them that are kept are float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,9 +57,16 @@ class Linearised:
         """Data up to which small batches are put together: as many as leave little behind in a forward pass."""
         return min(_MOST_JOINED, _JOINED_FLOATS // max(1, self.datum_floats or _JOINED_FLOATS))
 
-    @cached_property
+    @property
     def theta(self) -> Float[Tensor, " p"]:
-        """θ*, float64."""
+        """θ*, float64; of a large network it is written anew for everyone who asks, and not kept."""
+        return self._theta if self.layout.p <= MOST_DOUBLE else self._raveled()
+
+    @cached_property
+    def _theta(self) -> Float[Tensor, " p"]:
+        return self._raveled()
+
+    def _raveled(self) -> Float[Tensor, " p"]:
         return self.layout.ravel({name: self.network.tensors[name].double() for name in self.layout.names})
 
     @property

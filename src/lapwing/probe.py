@@ -8,7 +8,7 @@ mode.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -115,10 +115,13 @@ def _datum_shape(network: Network, few: ModelInput) -> tuple[int, ...]:
 def _datum_floats(network: Network, few: ModelInput) -> int | None:
     """Numbers that a forward pass keeps for the way back, for each datum; None when there is no telling."""
     kept: dict[int, int] = {}
+    alive: list[Tensor] = []  # so that no address is used twice
 
-    def keep(tensor: Tensor) -> Tensor:
+    def keep(tensor: Tensor) -> int:
+        # Nothing goes back through this graph. A tensor returned here would be held by its own graph for ever.
+        alive.append(tensor.detach())
         kept[tensor.untyped_storage().data_ptr()] = tensor.numel()
-        return tensor
+        return 0
 
     leaves = {
         name: tensor.detach().requires_grad_()
@@ -143,6 +146,7 @@ class Projections:
     """
 
     directions: Mapping[str, Tensor]
+    dtypes: Mapping[str, torch.dtype]
     cotangents: Float[Tensor, "n k 2"]
     values: Mapping[str, Float[Tensor, " n"]]
     norms: Mapping[str, Float[Tensor, " n"]]
@@ -152,7 +156,7 @@ class Projections:
 
         A bias may cancel out of the network (that of attention's keys does): its gradient is rounding then.
         """
-        dtype = self.directions[name].dtype
+        dtype = self.dtypes[name]
         rounding = sum((self.norms[other] for other in beside), torch.full_like(self.norms[name], 1e-30))
         slack = min(100 * torch.finfo(dtype).eps, _tolerance(dtype) / 10)  # in half precision eps is large
         allowed = _tolerance(dtype) * self.norms[name] + slack * rounding
@@ -164,25 +168,45 @@ def _column(datum: T) -> T:
     return datum % 2
 
 
-def _shifted(linearised: Linearised) -> tuple[Linearised, dict[str, Tensor]]:
+def _shifted(linearised: Linearised) -> tuple[Linearised, _Directions]:
     """The same network at weights moved by a tenth of their size at random, and the directions moved in."""
     generator = torch.Generator().manual_seed(0)
-    tensors, directions = dict(linearised.network.tensors), {}
+    tensors = dict(linearised.network.tensors)
+    directions = _Directions({}, linearised.network.tensors)
     for name in linearised.layout.names:
         old = tensors[name]
-        directions[name] = _random(old.numel(), generator).reshape(old.shape).to(old)
-        size = float(old.float().norm()) / old.numel() ** 0.5
+        directions.drawn[name] = _random(old.numel(), generator)
+        size = float(old.norm(dtype=torch.float32)) / old.numel() ** 0.5
         tensors[name] = torch.add(old, directions[name], alpha=0.1 * (size + 0.1))
     return replace(linearised, network=replace(linearised.network, tensors=tensors)), directions
 
 
+@dataclass(frozen=True, eq=False)
+class _Directions(Mapping[str, Tensor]):
+    """A random direction for each tensor, written out when it is asked for: all together would be another network."""
+
+    drawn: dict[str, Tensor]
+    like: Mapping[str, Tensor]
+
+    def __getitem__(self, name: str) -> Tensor:
+        drawn, like = self.drawn[name], self.like[name]
+        size = like.numel()
+        whole = drawn.to(like).repeat(-(-size // _PERIOD))[:size] if size > _PERIOD else drawn.to(like)
+        return whole.reshape(like.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.drawn)
+
+    def __len__(self) -> int:
+        return len(self.drawn)
+
+
 def _random(size: int, generator: torch.Generator) -> Float[Tensor, " _"]:
     """Numbers of unit variance. Many repeat themselves: drawing all would take longer than a forward pass."""
-    drawn = torch.empty(min(size, _PERIOD), dtype=torch.float32).uniform_(-1.7, 1.7, generator=generator)
-    return drawn.repeat(-(-size // _PERIOD))[:size] if size > _PERIOD else drawn
+    return torch.empty(min(size, _PERIOD), dtype=torch.float32).uniform_(-1.7, 1.7, generator=generator)
 
 
-def _true_projections(linearised: Linearised, few: ModelInput, directions: dict[str, Tensor]) -> Projections:
+def _true_projections(linearised: Linearised, few: ModelInput, directions: Mapping[str, Tensor]) -> Projections:
     names = linearised.layout.names
     with torch.no_grad():
         together = linearised.flat(linearised.network(few, {}), few.n)
@@ -198,8 +222,9 @@ def _true_projections(linearised: Linearised, few: ModelInput, directions: dict[
             values[k, i] = _product(row, directions[names[k]])
             norms[k, i] = float(row.norm())
     _check_rows_independent(together, alone)
+    dtypes = {name: leaf.dtype for name, leaf in leaves.items()}
     return Projections(
-        directions, cotangents, dict(zip(names, values, strict=True)), dict(zip(names, norms, strict=True))
+        directions, dtypes, cotangents, dict(zip(names, values, strict=True)), dict(zip(names, norms, strict=True))
     )
 
 

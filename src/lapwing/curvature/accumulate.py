@@ -16,7 +16,7 @@ from lapwing._types import Float, State, Tensor
 from lapwing.curvature.factors import Fisher
 from lapwing.curvature.output_layer import OutputTerms
 from lapwing.curvature.shards import over_ranks
-from lapwing.jacobian import FactorBlock, Jacobian, RowSizes
+from lapwing.jacobian import EmbeddingBlock, FactorBlock, Jacobian, RowSizes
 from lapwing.likelihoods import Likelihood
 from lapwing.linalg import Products, add_gram_, mirror_, single_or_better
 from lapwing.operators import (
@@ -265,8 +265,8 @@ class _BlockSums(Accumulator):
 class DiagonalSum(Accumulator):
     """Σ over rows of their squared entries."""
 
-    def __init__(self, p: int, device: torch.device) -> None:
-        self.entries = torch.zeros(p, dtype=torch.float64, device=device)
+    def __init__(self, p: int, device: torch.device, dtype: torch.dtype = torch.float64) -> None:
+        self.entries = torch.zeros(p, dtype=dtype, device=device)
         self.layers = LayerProducts(self.entries)
 
     def add(self, pieces: Iterable[Jacobian]) -> None:
@@ -281,6 +281,8 @@ class DiagonalSum(Accumulator):
         for number, block in enumerate(rows.blocks):
             if isinstance(block, FactorBlock):
                 layers.setdefault(number, _LayerSquares(block)).add(block)
+            elif isinstance(block, EmbeddingBlock):
+                block.add_squares_(self.entries[block.where])
             else:
                 for s, squares in zip(block.slices, block.sum_squares(), strict=True):
                     self.entries[s] += squares

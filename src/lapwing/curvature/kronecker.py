@@ -17,13 +17,14 @@ from lapwing.curvature.output_layer import OutputGram, OutputTerms
 from lapwing.curvature.shards import decompose_together
 from lapwing.errors import InputError
 from lapwing.jacobian import Block, FactorBlock, Inputs, Jacobian, OutputBlock, RowSizes
-from lapwing.linalg import GramSum
+from lapwing.linalg import GramSum, stored_dtype
 from lapwing.operators import (
     Arrangement,
     Basis,
     BlockDiagonalCurvature,
     Curvature,
     Damping,
+    Eigen,
     EigenCurvature,
     ExactDamping,
     KroneckerCurvature,
@@ -33,6 +34,7 @@ from lapwing.operators import (
 from lapwing.params import ParamLayout, owner
 
 MAX_DENSE_BLOCK = 1_024  # entries of a tensor without a Kronecker rule that still get their exact dense block
+MOST_DOUBLE_DIAGONAL = 1 << 20  # entries of such a tensor from which on its diagonal is float32
 
 _DAMPINGS: dict[str, Damping] = {"exact": ExactDamping(), "split": SplitDamping()}
 
@@ -187,20 +189,24 @@ class _FactorSum:
         A = self.A.result()
         if self.Lambda is None:
             B = self.B.result()
+        elif self.B.empty:
+            Lambda = self.Lambda.result()
+            B = Lambda.to(stored_dtype(len(Lambda[0]), A.dtype))
         else:
-            B = self.Lambda.result() if self.B.empty else self.B.result().add_(self.Lambda.result())
+            B = self.B.result().add_(self.Lambda.result())
         if self.structure.bias != "separate" or len(arrangement.slices) == 1:
             whole = slice(min(s.start for s in arrangement.slices), max(s.stop for s in arrangement.slices))
-            return [(whole, self._curvature(arrangement, A, B))]
+            return [(whole, self._curvature(arrangement, A, Eigen(B)))]
         assert arrangement.weight is not None and arrangement.bias is not None
         alone = replace(arrangement, bias=None), replace(arrangement, weight=None)
-        ones = torch.full_like(A[:, :1, :1], self.count)  # the bias sees the input 1: A = 1
+        ones = torch.full_like(A[:, :1, :1], self.count, dtype=torch.float64)  # the bias sees the input 1: A = 1
+        outputs = Eigen(B)  # decomposed once
         return [
-            (arrangement.weight, self._curvature(alone[0], A[:, :-1, :-1], B)),
-            (arrangement.bias, self._curvature(alone[1], ones, B)),
+            (arrangement.weight, self._curvature(alone[0], A[:, :-1, :-1], outputs)),
+            (arrangement.bias, self._curvature(alone[1], ones, outputs)),
         ]
 
-    def _curvature(self, arrangement: Arrangement, A: Float[Tensor, "q i i"], B: Float[Tensor, "q o o"]) -> Curvature:
+    def _curvature(self, arrangement: Arrangement, A: Float[Tensor, "q i i"], B: Eigen) -> Curvature:
         start = min(s.start for s in arrangement.slices)
         factors = KroneckerFactors(A, max(self.count, 1.0), B)
         one = torch.ones((), dtype=torch.float64, device=A.device)
@@ -214,7 +220,9 @@ class _LooseSum:
     def __init__(self, where: slice, device: torch.device) -> None:
         size = where.stop - where.start
         self.where = where
-        self.total: Accumulator = (DenseSum if size <= MAX_DENSE_BLOCK else DiagonalSum)(size, device)
+        self.total: Accumulator = (
+            DenseSum(size, device) if size <= MAX_DENSE_BLOCK else DiagonalSum(size, device, loose_dtype(size))
+        )
 
     def add(self, block: Block, rows: Jacobian, *, inputs_too: bool) -> None:
         moved = block.shifted(-self.where.start)
@@ -228,6 +236,11 @@ class _LooseSum:
 
     def result(self) -> list[tuple[slice, Curvature]]:
         return [(self.where, self.total.result())]
+
+
+def loose_dtype(size: int) -> torch.dtype:
+    """What the diagonal of a tensor without a Kronecker rule is kept in: float32 for a table of many tokens."""
+    return torch.float64 if size <= MOST_DOUBLE_DIAGONAL else torch.float32
 
 
 class _AxisSums(Accumulator):

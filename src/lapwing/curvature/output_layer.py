@@ -54,7 +54,7 @@ class OutputGram:
         rows = output_curvature.rows()
         if len(rows):
             if output_curvature.sign not in self.grams:
-                self.grams[output_curvature.sign] = GramSum(1, self.c, self.device)
+                self.grams[output_curvature.sign] = GramSum(1, self.c, self.device, exact=True)
             self.grams[output_curvature.sign].add(rows[:, None])
 
     def state(self) -> State:
@@ -64,7 +64,7 @@ class OutputGram:
     def restore(self, state: State) -> None:
         self.diagonal, self.grams = state["diagonal"], {}
         for kept in state["grams"]:
-            self.grams[kept["sign"]] = GramSum(1, self.c, self.device)
+            self.grams[kept["sign"]] = GramSum(1, self.c, self.device, exact=True)
             self.grams[kept["sign"]].restore(kept["gram"])
 
     def result(self) -> Float[Tensor, "1 c c"]:

@@ -71,15 +71,15 @@ def decompose_together(blocks: Sequence[Curvature]) -> None:
     eigens = [eigen for factors in kron for eigen in (factors.eigen_A, factors.eigen_B) if not eigen.known]
     if not eigens or not ranks.many():
         return
-    shapes = [torch.Size((len(e.total), e.total.shape[-1] + 1, e.total.shape[-1])) for e in eigens]
+    shapes = [torch.Size((len(e.held), e.held.shape[-1] + 1, e.held.shape[-1])) for e in eigens]
 
     def decomposed(i: int) -> Tensor:
         values, U = eigens[i].pair
-        return torch.cat([values[:, None], U], 1)
+        return torch.cat([values[:, None], U.double()], 1)
 
     found = ranks.shared_work([float(q * d**3) for q, _, d in shapes], decomposed, shapes)
     for eigen, both in zip(eigens, found, strict=True):
-        both = both.to(eigen.total.device)
+        both = both.to(eigen.held.device)
         eigen.know(both[:, 0], both[:, 1:])
 
 
@@ -115,7 +115,7 @@ def _tensors(H: Summed) -> list[Tensor]:
     if isinstance(H, KroneckerCurvature):
         # A layer that none of these data went through has no inputs, and a count of one to divide by.
         count = torch.tensor(H.factors.count, dtype=torch.float64) * (
-            H.factors.count > 1 or bool(H.factors.A_sum.any())
+            H.factors.count > 1 or bool(H.factors.eigen_A.diagonal().any())
         )
         return [H.factors.A_sum, count, H.scale * H.factors.B_sum]
     if isinstance(H, EigenCurvature):
@@ -126,7 +126,8 @@ def _tensors(H: Summed) -> list[Tensor]:
 def _summed(H: Summed, sums: Iterator[Tensor]) -> Curvature:
     if isinstance(H, KroneckerCurvature):
         A_sum, count, B_sum = next(sums), next(sums), next(sums)
-        factors = KroneckerFactors(A_sum, max(float(count), 1.0), B_sum)
+        kept = H.factors.eigen_A.dtype, H.factors.eigen_B.dtype
+        factors = KroneckerFactors(A_sum.to(kept[0]), max(float(count), 1.0), B_sum.to(kept[1]))
         return replace(H, factors=factors, scale=torch.ones_like(H.scale))
     if isinstance(H, EigenCurvature):  # the axes were found together, so they are the same everywhere
         return replace(H, s=next(sums))

@@ -13,7 +13,7 @@ from lapwing.curvature.accumulate import LayerProducts
 from lapwing.errors import InputError
 from lapwing.jacobian import FactorBlock
 from lapwing.likelihoods import Likelihood, Sites
-from lapwing.linearise import Linearised, Trace
+from lapwing.linearise import MOST_DOUBLE, Linearised, Trace
 from lapwing.params import ParamLayout
 
 
@@ -23,7 +23,7 @@ class FitStatistics:
 
     n: int
     likelihood: Float[Tensor, " d"]  # → Likelihood.log_lik
-    gradients: Float[Tensor, "g p"]  # Σ_n J_nᵀ r_n, one row per dispersion part
+    gradients: Float[Tensor, "g p"]  # Σ_n J_nᵀ r_n, one row per dispersion part; float32 if very long
 
     @classmethod
     def over_ranks(cls, own: FitStatistics | None) -> FitStatistics:
@@ -91,11 +91,15 @@ class RunningStatistics:
 
 
 class _GradientSum:
-    """A running Σ_n J_nᵀ r_n, float64: Σ g aᵀ of dense layers over many data at a time, other tensors as they come."""
+    """A running Σ_n J_nᵀ r_n: Σ g aᵀ of dense layers over many data at a time, other tensors as they come.
+
+    In float64, unless there are more than MOST_DOUBLE parameters.
+    """
 
     def __init__(self, layout: ParamLayout, device: torch.device) -> None:
         self.layout, self.whole = layout, layout.whole
-        self.total = torch.zeros(self.whole.p, dtype=torch.float64, device=device)
+        dtype = torch.float64 if layout.p <= MOST_DOUBLE else torch.float32
+        self.total = torch.zeros(self.whole.p, dtype=dtype, device=device)
         self.layers = LayerProducts(self.total)
 
     def add(self, blocks: Sequence[FactorBlock], gradients: Mapping[str, Tensor]) -> None:

@@ -76,7 +76,7 @@ class EmbeddingBlock(Block):
         return self.g.dtype
 
     def mv(self, v: Float[Tensor, "s p"]) -> Float[Tensor, "s n c"]:
-        V = self._at_tokens(v[:, self.where].to(self.g.dtype))
+        V = self._at_tokens(v[:, self.where]).to(self.g.dtype)
         return torch.einsum("ncrd,snrd->snc", self.g, V).double()
 
     def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]:
@@ -98,9 +98,14 @@ class EmbeddingBlock(Block):
         return replace(self, g=self.g.double())
 
     def sum_squares(self) -> tuple[Float[Tensor, " k"], ...]:
-        squares = (self.g**2).sum(1).double().flatten(0, 1)
-        total = squares.new_zeros(self._vocabulary, squares.shape[-1])
-        return (total.index_add_(0, self.tokens.flatten(), squares).flatten(),)
+        total = torch.zeros(self.where.stop - self.where.start, dtype=torch.float64, device=self.g.device)
+        self.add_squares_(total)
+        return (total,)
+
+    def add_squares_(self, total: Float[Tensor, " k"]) -> None:
+        """total ← total + Σ squares; only the rows of tokens that occur are touched."""
+        squares = (self.g**2).sum(1).to(total.dtype).flatten(0, 1)
+        total.view(self._vocabulary, -1).index_add_(0, self.tokens.flatten(), squares)
 
     def shifted(self, offset: int) -> EmbeddingBlock:
         return replace(self, where=slice(self.where.start + offset, self.where.stop + offset))
@@ -130,7 +135,7 @@ class EmbeddingBlock(Block):
         return v.reshape(*v.shape[:-1], self._vocabulary, -1)[..., self.tokens, :]
 
     def _weighted(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c rd"]:
-        return (self.g * self._at_tokens(weights[self.where].to(self.g.dtype))[:, None]).flatten(2)
+        return (self.g * self._at_tokens(weights[self.where]).to(self.g.dtype)[:, None]).flatten(2)
 
     def _columns(self, kept: Int[Tensor, " v"]) -> Float[Tensor, "n c vd"]:
         """The dense columns of some tokens, sorted; float64."""

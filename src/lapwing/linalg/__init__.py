@@ -4,7 +4,15 @@ from lapwing.linalg.cg import CG, Product, Solution, conjugate_gradients
 from lapwing.linalg.eigen import Eigenpairs, leading_eigenpairs
 from lapwing.linalg.estimated import Estimated
 from lapwing.linalg.finite import all_finite
-from lapwing.linalg.gram import GramSum, Products, add_converted_, aligned_product, single_or_better
+from lapwing.linalg.gram import (
+    SINGLE_SIDE,
+    GramSum,
+    Products,
+    add_converted_,
+    aligned_product,
+    single_or_better,
+    stored_dtype,
+)
 from lapwing.linalg.joined import joined
 from lapwing.linalg.lanczos import Applied, Krylov, apply_function, inverse_root, lanczos_quadrature
 from lapwing.linalg.log_grid import products_on_grid
@@ -15,6 +23,7 @@ from lapwing.linalg.trace import hutch_plus_plus, hutchinson, signs, trace, xtra
 
 __all__ = [
     "CG",
+    "SINGLE_SIDE",
     "Applied",
     "Eigenpairs",
     "Estimated",
@@ -45,6 +54,7 @@ __all__ = [
     "semidefinite_eigenvalues",
     "signs",
     "single_or_better",
+    "stored_dtype",
     "trace",
     "xtrace",
 ]

@@ -17,6 +17,7 @@ _FEWEST_ROWS = 64  # multiplied at once: fewer are gathered first
 _CONVERTED = 1 << 15  # numbers converted to another precision at a time
 _ALIGNED = 16  # numbers: products are written a third faster to rows that begin at multiples of so many
 _PAGE = 4096  # bytes: rows that begin at multiples of so many crowd each other out of the processor's cache
+SINGLE_SIDE = 512  # from which on sums of float32 rows are kept in float32
 _MOVED_ROWS = 1024  # such rows are moved apart so many at a time
 
 
@@ -65,14 +66,23 @@ class Products:
         self.n += len(x)
 
 
-class GramSum:
-    """Σ x xᵀ for rows x (m, q, d), per map q; only the upper block triangle is computed until the end."""
+def stored_dtype(side: int, dtype: torch.dtype) -> torch.dtype:
+    """What a sum of outer products of so many numbers is kept in: float32 where it is large, and the rows are too."""
+    return torch.float32 if side >= SINGLE_SIDE and dtype != torch.float64 else torch.float64
 
-    def __init__(self, q: int, d: int, device: torch.device) -> None:
-        self.H = torch.empty(q, d, d, dtype=torch.float64, device=device)
-        self.begun = False  # whether anything is in it
+
+class GramSum:
+    """Σ x xᵀ for rows x (m, q, d), per map q; only the upper block triangle is computed until the end.
+
+    Large sums of float32 rows (`stored_dtype`) are added up in place in float32: a third of the memory of a float64 sum
+    and the float32 products beside it. `exact` keeps every sum in float64.
+    """
+
+    def __init__(self, q: int, d: int, device: torch.device, *, exact: bool = False) -> None:
+        self.shape, self.device, self.exact = (q, d, d), device, exact
+        self.H: Tensor | None = None  # the float64 sum; None until there is one
         self.few = _Few()
-        self.part: Tensor | None = None
+        self.part: Tensor | None = None  # the sum of n rows that are not in H, in their own precision
         self.n = 0
 
     def add(self, x: Float[Tensor, "m q d"], *, ones: bool = False) -> None:
@@ -81,46 +91,49 @@ class GramSum:
         rows = self.few.joined(x, ones=ones)
         if rows is not None:
             self._multiply(rows, ones=ones and rows is x)
-        if self.n >= _MOST_ROWS:
+        if self.n >= _MOST_ROWS and self.part is not None and not self._single(self.part):
             self._fold()
 
     def add_product(self, product: Float[Tensor, "q d d"]) -> None:
         """Σ x xᵀ of some rows, multiplied out elsewhere."""
-        self._sum().add_(product)
+        self._sum(product).add_(product)
 
     def add_transposed(self, x: Float[Tensor, "m d r"]) -> None:
         """Σ_m x xᵀ for one map, the rows x being columns here: they need not be copied to be multiplied."""
         x = single_or_better(x)
-        self._sum()[0].add_(x.new_zeros(x.shape[1], x.shape[1]).addbmm_(x, x.mT))
+        if self._single(x):
+            self._sum(x)[0].addbmm_(x, x.mT)
+        else:
+            self._sum(x)[0].add_(x.new_zeros(x.shape[1], x.shape[1]).addbmm_(x, x.mT))
 
     @property
     def empty(self) -> bool:
-        return not self.begun and not self.n and not self.few.n
+        return self.H is None and not self.n and not self.few.n
 
     def result(self) -> Float[Tensor, "q d d"]:
         rows = self.few.rest()
         if rows is not None:
             self._multiply(rows)
-        self._fold()
-        total = self._sum()
+        if self.part is not None and self._single(self.part):
+            total = self._sum(self.part)
+        else:
+            self._fold()
+            total = self._sum(torch.empty(0, dtype=torch.float64))
         for H in total:
             mirror_(H)
         return total
 
     def state(self) -> State:
-        H, part = self.H if self.begun else None, self.part if self.n else None
-        return {"H": H, "few": self.few.state(), "part": part, "n": self.n}
+        return {"H": self.H, "few": self.few.state(), "part": self.part if self.n else None, "n": self.n}
 
     def restore(self, state: State) -> None:
-        self.begun = state["H"] is not None
-        self.H = state["H"] if self.begun else self.H
-        self.part, self.n = state["part"], state["n"]
+        self.H, self.part, self.n = state["H"], state["part"], state["n"]
         self.few.restore(state["few"])
 
     def _multiply(self, x: Float[Tensor, "m q d"], *, ones: bool = False) -> None:
         d, beta = x.shape[2], float(self.n > 0)
         if self.part is None:
-            self.part = _aligned(x, *self.H.shape)
+            self.part = _aligned(x, *self.shape)
         if x.shape[1] > 1 or d < 2 * BLOCK:
             self.part[:, :d, :d].baddbmm_(x.permute(1, 2, 0), x.transpose(0, 1), beta=beta)
         else:
@@ -136,21 +149,35 @@ class GramSum:
 
     def _fold(self) -> None:
         if self.n and self.part is not None:
-            for start in range(0, self.H.shape[1], BLOCK):  # what is below the diagonal blocks was not computed
+            begun = self.H is not None
+            H = self._room() if self.H is None else self.H
+            for start in range(0, self.shape[1], BLOCK):  # what is below the diagonal blocks was not computed
                 rows = slice(start, start + BLOCK)
-                if self.begun:
-                    add_converted_(self.H[:, rows, start:], self.part[:, rows, start:])
+                if begun:
+                    add_converted_(H[:, rows, start:], self.part[:, rows, start:])
                 else:
-                    self.H[:, rows, start:].copy_(self.part[:, rows, start:])
-            self.begun = True
+                    H[:, rows, start:].copy_(self.part[:, rows, start:])
+            self.H = H
         self.n = 0
 
-    def _sum(self) -> Float[Tensor, "q d d"]:
-        """The float64 sum; zeros if there is none yet."""
-        if not self.begun:
-            self.H.zero_()
-            self.begun = True
-        return self.H
+    def _single(self, like: Tensor) -> bool:
+        """Whether such rows, or products of them, are added up in float32."""
+        return not self.exact and like.dtype == stored_dtype(self.shape[1], like.dtype) == torch.float32
+
+    def _sum(self, like: Tensor) -> Float[Tensor, "q d d"]:
+        """The sum that such products are added to; zeros if there is none yet."""
+        if not self._single(like):
+            self.H = self._room().zero_() if self.H is None else self.H
+            return self.H
+        if self.part is None:
+            self.part = _aligned(like, *self.shape)
+        if not self.n:
+            self.part.zero_()
+            self.n = 1  # something is in it
+        return self.part
+
+    def _room(self) -> Float[Tensor, "q d d"]:
+        return torch.empty(self.shape, dtype=torch.float64, device=self.device)
 
 
 def single_or_better(x: Tensor) -> Tensor:

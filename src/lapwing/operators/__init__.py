@@ -10,8 +10,8 @@ from lapwing.operators.dense import DenseCurvature, DensePrecision, SymmetricMat
 from lapwing.operators.dense_rows import DenseRows
 from lapwing.operators.diagonal import DiagonalCurvature, DiagonalPrecision
 from lapwing.operators.grouped_diagonal import GroupedDiagonal, one_group
-from lapwing.operators.kronecker import EigenCurvature, KroneckerCurvature, RotatedPrecision
-from lapwing.operators.kronecker_factors import Basis, Damping, ExactDamping, KroneckerFactors, SplitDamping
+from lapwing.operators.kronecker import MOST_KEPT, EigenCurvature, KroneckerCurvature, RotatedPrecision
+from lapwing.operators.kronecker_factors import Basis, Damping, Eigen, ExactDamping, KroneckerFactors, SplitDamping
 from lapwing.operators.low_rank import LowRankCurvature, LowRankPrecision, RootKernels, stacked
 from lapwing.operators.matrix_free import MatrixFreeCurvature, MatrixFreePrecision, MatrixProducts
 from lapwing.operators.quadratic_forms import inv_quads
@@ -20,6 +20,7 @@ from lapwing.operators.separate import SeparateCurvature, SeparatePrecision
 from lapwing.operators.written_rows import WrittenRows
 
 __all__ = [
+    "MOST_KEPT",
     "Arrangement",
     "Basis",
     "BlockDiagonalCurvature",
@@ -35,6 +36,7 @@ __all__ = [
     "DenseRows",
     "DiagonalCurvature",
     "DiagonalPrecision",
+    "Eigen",
     "EigenCurvature",
     "ExactDamping",
     "GroupedDiagonal",

@@ -45,10 +45,10 @@ def require_resolved(smallest: float, largest: float, p: int, P0: GroupedDiagona
     )
 
 
-def require_semidefinite(left: Float[Tensor, "*p"], whole: Float[Tensor, "*p"]) -> None:
+def require_semidefinite(left: Float[Tensor, "*p"], whole: Float[Tensor, "*p"], rounding: float = 1e-9) -> None:
     """Eigenvalues left after some data were taken out: below zero by no more than the rounding of what was there."""
     smallest, largest = float(left.min()), float(whole.max())
-    if smallest < -1e-9 * largest:
+    if smallest < -rounding * largest:
         raise NumericalError(
             f"Without these data the curvature would not be positive semi-definite: its smallest eigenvalue would be "
             f"{smallest:.3g}, with {largest:.3g} the largest before. They were not all among the data of the fit, or "

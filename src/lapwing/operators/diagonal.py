@@ -16,7 +16,7 @@ from lapwing.operators.grouped_diagonal import GroupedDiagonal
 
 @dataclass(frozen=True, eq=False)
 class DiagonalCurvature(Curvature):
-    """H = diag(h), h ≥ 0."""
+    """H = diag(h), h ≥ 0. The entries of a very long one are float32; what comes out is as long, and float32 too."""
 
     entries: Float[Tensor, " p"]
 
@@ -34,7 +34,8 @@ class DiagonalCurvature(Curvature):
         return self.entries
 
     def scaled(self, c: Scalar) -> DiagonalCurvature:
-        return replace(self, entries=c * self.entries)
+        same = not c.requires_grad and float(c) == 1  # then not copied
+        return self if same else replace(self, entries=c * self.entries)
 
     def mixed(self, others: Sequence[DiagonalCurvature], scales: Float[Tensor, " g"]) -> DiagonalCurvature:
         return replace(self, entries=scales @ torch.stack([h.entries for h in (self, *others)]))
@@ -48,10 +49,15 @@ class DiagonalCurvature(Curvature):
         return Coordinates(self.entries, P0.index, lambda v: v)
 
     def plus(self, P0: GroupedDiagonal) -> DiagonalPrecision:
-        return DiagonalPrecision(self.entries + P0.diagonal)
+        return DiagonalPrecision(_shifted(self.entries, P0))
 
     def to_dense(self) -> Float[Tensor, "p p"]:
         return self.entries.diag()
+
+
+def _shifted(entries: Float[Tensor, " p"], P0: GroupedDiagonal) -> Float[Tensor, " p"]:
+    """h + P₀; one precision is not written out for all entries first."""
+    return entries + (P0.values[0] if P0.isotropic else P0.diagonal.to(entries.dtype))
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +93,7 @@ class DiagonalPrecision(Precision):
         return 1 / self.entries
 
     def logdet(self) -> Scalar:
-        return self.entries.log().sum()
+        return self.entries.log().sum(dtype=torch.float64)
 
     def to_dense(self) -> Float[Tensor, "p p"]:
         return self.entries.diag()

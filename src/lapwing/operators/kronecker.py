@@ -6,9 +6,9 @@ diagonal, so every verb is a rotation and an elementwise operation, and a new pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 
 import torch
 
@@ -22,6 +22,8 @@ from lapwing.operators.coordinates import Coordinates
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
 from lapwing.operators.kronecker_factors import Basis, Damping, KroneckerFactors
 
+MOST_KEPT = 1 << 20  # inverse eigenvalues of a layer that are kept; more are made anew for every piece of the inputs
+_DOWNDATED = {torch.float64: 1e-9, torch.float32: 1e-5}  # how far below zero a difference of sums may be by rounding
 _MANY_PRODUCTS = 1 << 14  # eigenvalues of a map from which on their sums are convolutions
 
 
@@ -45,10 +47,11 @@ class KroneckerCurvature(Curvature):
 
     def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
         W = self.arrangement.matrices(v)
-        return self.arrangement.flat(self.scale * (self.factors.B_sum @ W @ self.factors.A), self.p)
+        A, B = self.factors.A.to(W.dtype), self.factors.B_sum.to(W.dtype)
+        return self.arrangement.flat(self.scale * (B @ W @ A), self.p)
 
     def diagonal(self) -> Float[Tensor, " p"]:
-        b, a = (M.diagonal(dim1=-2, dim2=-1) for M in (self.factors.B_sum, self.factors.A))
+        b, a = self.factors.eigen_B.diagonal(), self.factors.eigen_A.diagonal() / self.factors.count
         return self.arrangement.flat(self.scale * b[:, :, None] * a[:, None, :], self.p)
 
     def spectrum(self) -> Float[Tensor, " p"]:
@@ -62,7 +65,7 @@ class KroneckerCurvature(Curvature):
         return self.scale * torch.cat(values), torch.cat(weights)
 
     def trace(self) -> Scalar:
-        b, a = (M.diagonal(dim1=-2, dim2=-1).sum(-1) for M in (self.factors.B_sum, self.factors.A_sum))
+        b, a = (eigen.diagonal().sum(-1) for eigen in (self.factors.eigen_B, self.factors.eigen_A))
         return self.scale * (b * a).sum() / self.factors.count
 
     def scaled(self, c: Scalar) -> KroneckerCurvature:
@@ -71,19 +74,19 @@ class KroneckerCurvature(Curvature):
     def mixed(self, others: Sequence[KroneckerCurvature], scales: Float[Tensor, " g"]) -> KroneckerCurvature:
         # Parts of the same data share A; curvatures of other data add to its sum and its count.
         parts = (self, *others)
-        B_sum = torch.stack([c * H.scale * H.factors.B_sum for c, H in zip(scales, parts, strict=True)]).sum(0)
+        B_sum = _weighted_sum((c * H.scale, H.factors.B_sum) for c, H in zip(scales, parts, strict=True))
         if all(H.factors.same_inputs(self.factors) for H in others):
-            factors = replace(self.factors, B_sum=B_sum, shared=self.factors.eigen_A)
+            factors = KroneckerFactors(self.factors.eigen_A, self.factors.count, B_sum)
         else:
-            A_sum = torch.stack([H.factors.A_sum for H in parts]).sum(0)
+            A_sum = reduce(torch.add, (H.factors.A_sum for H in parts))
             factors = KroneckerFactors(A_sum, sum(H.factors.count for H in parts), B_sum)
         return replace(self, factors=factors, scale=torch.ones_like(self.scale))
 
     def joined(self, others: Sequence[KroneckerCurvature]) -> KroneckerCurvature:
         """Sums of other data, even where they happen to be equal to these."""
         parts = (self, *others)
-        B_sum = torch.stack([H.scale * H.factors.B_sum for H in parts]).sum(0)
-        A_sum, count = torch.stack([H.factors.A_sum for H in parts]).sum(0), sum(H.factors.count for H in parts)
+        B_sum = _weighted_sum((H.scale, H.factors.B_sum) for H in parts)
+        A_sum, count = reduce(torch.add, (H.factors.A_sum for H in parts)), sum(H.factors.count for H in parts)
         return replace(self, factors=KroneckerFactors(A_sum, count, B_sum), scale=torch.ones_like(self.scale))
 
     def without(self, other: KroneckerCurvature) -> KroneckerCurvature:
@@ -93,7 +96,7 @@ class KroneckerCurvature(Curvature):
         A_sum = self.factors.A_sum - other.factors.A_sum
         B_sum = self.scale * self.factors.B_sum - other.scale * other.factors.B_sum
         for left, whole in ((A_sum, self.factors.a * self.factors.count), (B_sum, self.scale * self.factors.b)):
-            require_semidefinite(torch.linalg.eigvalsh(left), whole)
+            require_semidefinite(torch.linalg.eigvalsh(left.double()), whole, _DOWNDATED[left.dtype])
         return replace(self, factors=KroneckerFactors(A_sum, count, B_sum), scale=torch.ones_like(self.scale))
 
     def plus(self, P0: GroupedDiagonal) -> RotatedPrecision:
@@ -107,7 +110,7 @@ class KroneckerCurvature(Curvature):
         return Coordinates(self.spectrum(), P0.index, lambda v: rotate(self.arrangement.matrices(v)).flatten(-3))
 
     def to_dense(self) -> Float[Tensor, "p p"]:
-        return self.mv(torch.eye(self.p, dtype=torch.float64, device=self.factors.A_sum.device))
+        return self.mv(torch.eye(self.p, dtype=torch.float64, device=self.factors.device))
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +131,7 @@ class EigenCurvature(Curvature):
         return self.arrangement.flat(self.basis.back(self.s * W), self.p)
 
     def diagonal(self) -> Float[Tensor, " p"]:
-        return self.arrangement.flat(_through_squares(self.basis, self.s), self.p)
+        return self.arrangement.flat(self.basis.through_squares(self.s), self.p)
 
     def spectrum(self) -> Float[Tensor, " p"]:
         return self.s.flatten()
@@ -192,10 +195,10 @@ class RotatedPrecision(Precision):
         return self.arrangement.flat(self.basis.back(W), self.p)
 
     def inv_quad(self, J: Rows) -> Float[Tensor, "n c c"]:
-        return joined(rows.quad(self._inverse_for(rows)) for rows in self._rotated(J))
+        return joined(rows.quad(inverse) for rows, inverse in self._rotated(J))
 
     def inv_quad_diagonal(self, J: Rows) -> Float[Tensor, "n c"]:
-        return joined(rows.quad_diagonal(self._inverse_for(rows)) for rows in self._rotated(J))
+        return joined(rows.quad_diagonal(inverse) for rows, inverse in self._rotated(J))
 
     def inv_gram(self, J: Rows) -> Float[Tensor, "nc nc"]:
         rotated = J.rotated(self.basis)
@@ -203,7 +206,7 @@ class RotatedPrecision(Precision):
         return rotated.cross(rotated, GroupedDiagonal(self._inverse, every))
 
     def inv_diagonal(self) -> Float[Tensor, " p"]:
-        return self.arrangement.flat(_through_squares(self.basis, 1 / self.E), self.p)
+        return self.arrangement.flat(self.basis.through_squares(1 / self.E), self.p)
 
     def logdet(self) -> Scalar:
         return self.E.log().sum()
@@ -211,18 +214,35 @@ class RotatedPrecision(Precision):
     def to_dense(self) -> Float[Tensor, "p p"]:
         return self.mv(torch.eye(self.p, dtype=torch.float64, device=self.basis.U_A.device))
 
-    def _rotated(self, J: Rows) -> Iterator[Rows]:
-        return (some.rotated(self.basis) for some in J.pieces())
+    def _rotated(self, J: Rows) -> Iterator[tuple[Rows, Float[Tensor, " p"]]]:
+        """The rows of some data at a time in the eigenbasis, and the inverse eigenvalues in their dtype."""
+        inverses: dict[torch.dtype, Tensor] = {}
+        for some in J.pieces():
+            rows = some.rotated(self.basis)
+            if rows.dtype not in inverses:
+                inverses[rows.dtype] = self._inverse_for(rows.dtype)
+            yield rows, inverses[rows.dtype]
 
-    def _inverse_for(self, rows: Rows) -> Float[Tensor, " p"]:
-        return self._single_inverse if rows.dtype == torch.float32 else self._inverse
+    def _inverse_for(self, dtype: torch.dtype) -> Float[Tensor, " p"]:
+        return self._single_inverse if dtype == torch.float32 else self._inverse
+
+    @property
+    def _inverse(self) -> Float[Tensor, " p"]:
+        return (1 / self.E).flatten() if self.p > MOST_KEPT else self._kept_inverse
+
+    @property
+    def _single_inverse(self) -> Float[Tensor, " p"]:
+        return self._as_single() if self.p > MOST_KEPT else self._kept_single_inverse
 
     @cached_property
-    def _inverse(self) -> Float[Tensor, " p"]:
+    def _kept_inverse(self) -> Float[Tensor, " p"]:
         return (1 / self.E).flatten()
 
     @cached_property
-    def _single_inverse(self) -> Float[Tensor, " p"]:
+    def _kept_single_inverse(self) -> Float[Tensor, " p"]:
+        return self._as_single()
+
+    def _as_single(self) -> Float[Tensor, " p"]:
         return self.E.reciprocal_().flatten().float()  # made anew, and nobody else's
 
     def _through(self, v: Tensor, E: Tensor) -> Tensor:
@@ -242,6 +262,6 @@ def one_precision(P0: GroupedDiagonal, name: str) -> Scalar:
     return P0.values[0]
 
 
-def _through_squares(basis: Basis, E: Float[Tensor, "q o i"]) -> Float[Tensor, "q o i"]:
-    """diag of U diag(E) Uᵀ: Σ_pj U_B[o, p]² E[p, j] U_A[i, j]²."""
-    return basis.U_B**2 @ E @ (basis.U_A**2).mT
+def _weighted_sum(terms: Iterable[tuple[Scalar, Float[Tensor, "q d d"]]]) -> Float[Tensor, "q d d"]:
+    """Σ c M, in the dtype of the matrices."""
+    return reduce(torch.add, (c * M for c, M in terms))

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
+from contextlib import suppress
 from math import inf
+from pathlib import Path
 
 from lapwing.errors import InputError, InputTypeError
 
-_DEFAULT_BYTES = 4 << 30
+_MOST_BYTES = 4 << 30  # of the default budget
 _MOST_ROWS = 192 << 20  # larger pieces gain no speed
 _LEAST_ROWS = 1 << 20
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 def parse_memory(memory: str | float | None) -> int:
-    """Bytes of a budget such as "4GB", 2e9 or None (the default, 4 GiB)."""
+    """Bytes of a budget such as "4GB", 2e9 or None (the default: 4 GiB or half of the free memory, if that is less)."""
     if memory is None:
-        return _DEFAULT_BYTES
+        return min(_MOST_BYTES, max(available_memory() // 2, 1))
     if isinstance(memory, int | float):
         size = float(memory)
     elif isinstance(memory, str):
@@ -29,6 +32,17 @@ def parse_memory(memory: str | float | None) -> int:
     if not 0 < size < inf:
         raise InputError(f'memory: the budget must be positive and finite, such as "4GB", got {memory!r}.')
     return int(size)
+
+
+def available_memory() -> int:
+    """Bytes that can be allocated without swapping; the default budget's double where the system does not say."""
+    with suppress(OSError, ValueError, IndexError):  # Linux: free memory and reclaimable caches
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    with suppress(OSError, ValueError, AttributeError):  # other POSIX systems: all of the memory, free or not
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return 2 * _MOST_BYTES
 
 
 def chunk_floats(budget: int, needed: int) -> int:

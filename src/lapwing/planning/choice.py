@@ -39,22 +39,23 @@ class Needs:
         return self.survey.layout.p
 
     def stored_bytes(self, structure: Structure) -> int:
-        """The curvature itself, float64."""
+        """The curvature itself: float64, but for large Kronecker factors and very long diagonals beside them."""
         if isinstance(structure, MatrixFree) and structure.preconditioner is not None:
             return self.stored_bytes(structure.preconditioner)
         if isinstance(structure, Ekfac):
-            return 8 * (self.survey.kept_floats + self.n_parts * self.p)
+            return self.survey.kept_bytes + 8 * self.n_parts * self.p
         if isinstance(structure, GP):
             rows, kernels = self.gp_bytes(structure)
             return self.n_parts * (rows + kernels)
-        kept = self.survey.kept_floats if isinstance(structure, Kron) else structure.stored_floats(self.survey.layout)
-        return 8 * self.n_parts * kept
+        if isinstance(structure, Kron):
+            return self.n_parts * self.survey.kept_bytes
+        return 8 * self.n_parts * structure.stored_floats(self.survey.layout)
 
     def needed_bytes(self, structure: Structure) -> int:
         """The curvature with what is derived from it once and kept, whatever the number of data.
 
-        Kronecker: eigenvectors in float64 and float32, eigenvalues and their inverses. Others: the sum of the parts and
-        its factor.
+        Kronecker: all that a posterior holds while it predicts, the copy of the network included. Others: the sum of
+        the parts and its factor.
         """
         if isinstance(structure, MatrixFree):
             near = 0 if structure.preconditioner is None else self.needed_bytes(structure.preconditioner)
@@ -62,7 +63,9 @@ class Needs:
         if isinstance(structure, Nystrom):  # rows, of which no sum and no factor is made
             return self.stored_bytes(structure) + 8 * structure.working_floats(self.survey.layout)
         if isinstance(structure, Kron):
-            return self.stored_bytes(structure) + 12 * self.survey.kept_floats + 16 * self.p
+            survey, sum_of_parts = self.survey, self.survey.kept_bytes if self.n_parts > 1 else 0
+            held = survey.posterior_bytes + self.n_parts * survey.gradient_bytes + self.stored_bytes(structure)
+            return held + sum_of_parts + survey.derived_bytes
         if isinstance(structure, GP):  # a scaled kernel and its factor; rows stay as they are
             return self.stored_bytes(structure) + 2 * self.gp_bytes(structure)[1]
         kept = self.stored_bytes(structure) * (self.n_parts + 2) // self.n_parts

@@ -2,7 +2,8 @@
 
 The engine works through the data in pieces, and through each piece some columns of SᵀJ at a time; every piece takes as
 much memory as the first two. So they are done, with the first two groups of columns, and the bytes alive are counted:
-whatever the engine keeps is in the figure, at the cost of a few backward passes over one batch.
+whatever the engine keeps is in the figure, at the cost of a few backward passes over one batch. Where that would take
+more than MOST_TRIED bytes, they are counted instead: a plan takes no more than the look at the network itself.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ from lapwing.operators import (
 from lapwing.planning.ledger import Ledger
 from lapwing.planning.survey import Survey
 from lapwing.predictive import WeightGaussian, pushforward
+
+MOST_TRIED = 256 << 20  # bytes of sums up to which a fit is tried
+_CONTRACTED_BYTES = 64 << 20  # rows of one layer while they are rotated and contracted
 
 
 @dataclass(frozen=True)
@@ -70,13 +74,45 @@ class Rehearsal:
         """Bytes above the model and the data while fitting; and while predicting, the posterior included."""
         rows_at_once = max(1, chunk_floats // structure.row_floats(self.linearised.sizes))
         pieces = self._fit_piece(structure, rows_at_once, columns), self._predict_piece(rows_at_once, n_inputs)
+        if self._large(structure):
+            return self._counted(structure, *pieces)
         # EKFAC as Kronecker: no eigendecomposition is tried.
         fitting, predicting = self._tried(Kron() if isinstance(structure, Ekfac) else structure, *pieces, n_inputs)
         if isinstance(structure, Ekfac):  # the second pass: eigenvectors, and curvatures along the axes
-            fitting += 12 * self.survey.kept_floats + 16 * self.n_parts * self.p
-        probing = 5 * self._model_bytes  # the copy, shifted weights, their directions, a gradient, a temporary
-        fit = max(probing, self._model_bytes + fitting)
+            fitting += 2 * self.survey.kept_bytes + 16 * self.n_parts * self.p
+        fit = max(self._probing, self._model_bytes + fitting)
         return fit, self._held(structure) + max(predicting, self._decomposition(structure))
+
+    @property
+    def _probing(self) -> int:
+        """Checking the layers' rules: the copy, shifted weights, a gradient, and a direction of the largest tensor."""
+        largest = max(t.numel() * t.element_size() for t in self.linearised.network.tensors.values())
+        return 3 * self._model_bytes + 2 * largest
+
+    def _large(self, structure: Structure) -> bool:
+        """Whether a trial would take so much memory that its bytes are counted instead."""
+        kept = 16 * self.p if isinstance(structure, Diag) else self.survey.kept_bytes + self.survey.gradient_bytes
+        return self.n_parts * kept > MOST_TRIED
+
+    def _counted(self, structure: Structure, fitted: Piece, predicted: Piece) -> tuple[int, int]:
+        """The same without a trial: what is held, with the activations of a piece and its rows."""
+        survey, k = self.survey, self.linearised.k
+        size = (self.linearised.network.dtype or torch.float64).itemsize
+        kept = self._held(structure)
+        # What a forward pass keeps, and every layer's output once more, to be differentiated by.
+        outputs = sum(tile.r * tile.maps[0] * tile.maps[1] for tile in survey.tiles if tile.maps)
+        activations = size * ((self.linearised.datum_floats or self.linearised.sizes.factored) + outputs)
+        rows = size * self.linearised.sizes.factored
+        gradient = sum(self.linearised.network.tensors[n].numel() for n in self.linearised.layout.names) * size
+        fit = kept + fitted.n * activations + max(gradient, fitted.n * fitted.columns * rows)
+        if isinstance(structure, Ekfac):  # eigenvectors take the place of factors, or stand beside them
+            fit += survey.derived_bytes
+        # One position more for columns that are stacked, and for what is rotated and contracted of one layer.
+        at_once = predicted.n * (activations + k * rows) + _CONTRACTED_BYTES
+        if isinstance(structure, Diag):
+            return max(self._probing, fit), kept + 24 * self.p + at_once
+        derived = sum(tile.derived_bytes for tile in survey.tiles)
+        return max(self._probing, fit), kept + derived + max(*(t.passing_bytes for t in survey.tiles), at_once)
 
     def _fit_piece(self, structure: Structure, rows_at_once: int, columns: int) -> Piece:
         """As `curvature.estimate` takes them."""
@@ -137,17 +173,15 @@ class Rehearsal:
 
     def _held(self, structure: Structure) -> int:
         """The posterior: the network's copy, gradients of the fit statistics, curvature."""
+        gradients = self.n_parts * self.survey.gradient_bytes
         if isinstance(structure, Diag):
-            return self._model_bytes + 16 * self.n_parts * self.p
-        along_axes = self.p if isinstance(structure, Ekfac) else 0
-        return self._model_bytes + 8 * self.n_parts * (self.p + self.survey.kept_floats + along_axes)
+            return self._model_bytes + gradients + 8 * self.n_parts * self.p
+        along_axes = 8 * self.p if isinstance(structure, Ekfac) else 0
+        return self._model_bytes + gradients + self.n_parts * (self.survey.kept_bytes + along_axes)
 
     def _decomposition(self, structure: Structure) -> int:
-        """All eigenvectors, and for the largest factor its mean and the solver's workspace of two matrices."""
-        if not isinstance(structure, Kron):
-            return 0
-        sides = [side for tile in self.survey.tiles if tile.maps for side in tile.maps[1:]]
-        return 8 * (self.survey.kept_floats + 3 * max(sides, default=0) ** 2)
+        """All eigenvectors, and what the largest factor's decomposition takes for a moment."""
+        return self.survey.derived_bytes if isinstance(structure, Kron) else 0
 
 
 @dataclass(frozen=True)
@@ -175,7 +209,7 @@ def _stand_in(H: Curvature, P0: GroupedDiagonal) -> Precision:
     if isinstance(H, KroneckerCurvature):
         q, o, i = H.arrangement.q, H.arrangement.o, H.arrangement.i
         basis = Basis(H.factors.A_sum.clone(), H.factors.B_sum.clone())
-        return RotatedPrecision(H.arrangement, basis, lambda: H.factors.A_sum.new_ones(q, o, i))
+        return RotatedPrecision(H.arrangement, basis, lambda: P0.values.new_ones(q, o, i))
     if isinstance(H, DiagonalCurvature):
         return H.plus(P0)
     return DenseCurvature.of(torch.eye(H.p, dtype=torch.float64, device=P0.index.device)).plus(P0)

@@ -8,10 +8,12 @@ from functools import cached_property
 
 import torch
 
-from lapwing.curvature.kronecker import MAX_DENSE_BLOCK
+from lapwing.curvature.kronecker import MAX_DENSE_BLOCK, loose_dtype
 from lapwing.data import ModelInput
 from lapwing.jacobian import Block, FactorBlock
-from lapwing.linearise import Linearised
+from lapwing.linalg import stored_dtype
+from lapwing.linearise import MOST_DOUBLE, Linearised
+from lapwing.operators import MOST_KEPT
 from lapwing.params import ParamLayout
 
 KRONECKER, DENSE, DIAGONAL = "Kronecker block", "exact dense block", "exact diagonal"
@@ -25,13 +27,14 @@ class Tile:
     maps: tuple[int, int, int] | None
     r: int
     row_floats: int  # numbers that one row of the Jacobian takes, besides the layer's inputs
+    dtype: torch.dtype = torch.float64  # of the rows
 
     @classmethod
     def of(cls, block: Block) -> Tile:
         if not isinstance(block, FactorBlock):
-            return cls(block.slices, None, 1, block.row_floats)
+            return cls(block.slices, None, 1, block.row_floats, block.dtype)
         maps = block.arrangement.q, block.arrangement.o, block.arrangement.i
-        return cls(block.slices, maps, block.g.shape[2], block.row_floats)
+        return cls(block.slices, maps, block.g.shape[2], block.row_floats, block.dtype)
 
     @property
     def p(self) -> int:
@@ -49,20 +52,46 @@ class Tile:
         return DENSE if self.p <= MAX_DENSE_BLOCK else DIAGONAL
 
     @property
-    def kept_floats(self) -> int:
-        """Both factors, the dense block, or the diagonal."""
-        return {KRONECKER: self.squares, DENSE: self.p**2, DIAGONAL: self.p}[self.treatment]
+    def kept_bytes(self) -> int:
+        """Both factors, the dense block, or the diagonal; large factors and very long diagonals are float32."""
+        if self.treatment == KRONECKER:
+            return sum(self._square(side).itemsize * q * side**2 for q, side in self._sides)
+        return 8 * self.p**2 if self.treatment == DENSE else loose_dtype(self.p).itemsize * self.p
+
+    @property
+    def derived_bytes(self) -> int:
+        """What predictions keep besides: eigenvectors in float64 and float32 (large ones take the place of their
+        factors) and inverse eigenvalues; a Cholesky factor; a diagonal."""
+        if self.treatment != KRONECKER:
+            return self.kept_bytes
+        doubles = sum(q * side**2 for q, side in self._sides if self._square(side) == torch.float64)
+        copies = 12 if self.dtype == torch.float32 else 8
+        return copies * doubles + (self.dtype.itemsize * self.p if self.p <= MOST_KEPT else 0)
+
+    @property
+    def passing_bytes(self) -> int:
+        """What is taken for a moment: by the largest decomposition (the matrix, a copy, the eigenvectors and the
+        solver's workspace of three matrices), by the inverse eigenvalues, or by a diagonal."""
+        if self.treatment != KRONECKER:
+            return 0 if self.treatment == DENSE else 2 * self.kept_bytes
+        decomposition = max(
+            48 * side**2 + (self._square(side).itemsize * q * side**2 if self._square(side) != torch.float64 else 0)
+            for q, side in self._sides
+        )
+        return max(decomposition, 20 * self.p)
+
+    @property
+    def _sides(self) -> tuple[tuple[int, int], ...]:
+        q, o, i = self.maps or (0, 0, 0)
+        return (q, o), (q, i)
+
+    def _square(self, side: int) -> torch.dtype:
+        return stored_dtype(side, self.dtype)
 
     def datum_floats(self, k: int) -> int:
         """Numbers that k rows of one datum take where they are kept: inputs and output gradients, or all entries."""
         q, _, i = self.maps or (0, 0, 0)
         return min(self.r * q * i + k * self.row_floats, k * self.p)
-
-    @property
-    def squares(self) -> int:
-        """q (o² + i²)."""
-        q, o, i = self.maps or (0, 0, 0)
-        return q * (o**2 + i**2)
 
     @property
     def cubes(self) -> int:
@@ -89,8 +118,24 @@ class Survey:
             return tuple(Tile.of(block) for block in rows.blocks)
 
     @property
-    def kept_floats(self) -> int:
-        return sum(tile.kept_floats for tile in self.tiles)
+    def kept_bytes(self) -> int:
+        """The curvature in Kronecker form."""
+        return sum(tile.kept_bytes for tile in self.tiles)
+
+    @property
+    def derived_bytes(self) -> int:
+        """What predictions keep of it besides, and take for a moment."""
+        return sum(tile.derived_bytes for tile in self.tiles) + max(tile.passing_bytes for tile in self.tiles)
+
+    @property
+    def posterior_bytes(self) -> int:
+        """A posterior without its curvature: the copy of the network. Gradients come on top for every part."""
+        return sum(t.numel() * t.element_size() for t in self.linearised.network.tensors.values())
+
+    @property
+    def gradient_bytes(self) -> int:
+        """The log likelihood's gradient, as the fit statistics keep it."""
+        return self.layout.p * (8 if self.layout.p <= MOST_DOUBLE else 4)
 
     @property
     def row_bytes(self) -> int:

@@ -280,7 +280,8 @@ class Posterior:
 
     def _gradient(self, statistics: FitStatistics) -> Float[Tensor, " p"]:
         """κ ∇_θ log p(D | θ) of the linear model where the statistics were taken."""
-        return (self.likelihood_scale * self.likelihood.part_scales()).to(statistics.gradients) @ statistics.gradients
+        scales = (self.likelihood_scale * self.likelihood.part_scales()).to(statistics.gradients)
+        return (scales @ statistics.gradients).double()
 
     @plain_tensors()
     def effective_dimension(self) -> Float[Tensor, " g"]:

@@ -103,7 +103,7 @@ class Encoder:
         if not tensor.is_contiguous() and tensor.permute(order).is_contiguous():
             node["order"] = order
             tensor = tensor.permute(order)
-        self.tensors[path] = tensor.contiguous().cpu()
+        self.tensors[path] = tensor  # copied, where it must be, when it is written: one at a time
         self._known[key] = tensor, node  # kept alive, so that its address stays its own
         return node
 

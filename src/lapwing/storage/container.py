@@ -50,7 +50,7 @@ class Content:
 
 
 def write(file: IO[bytes], content: Content) -> None:
-    """Tensors must be contiguous and on the CPU."""
+    """One tensor at a time: what is not contiguous or not on the CPU is copied, and the copy freed again."""
     header = _header(content)
     file.write(len(header).to_bytes(8, "little"))
     file.write(header)
@@ -79,8 +79,8 @@ def read(file: IO[bytes], size: int) -> Content:
 
 
 def raw(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor, without a copy."""
-    flat = tensor.reshape(-1)
+    """The bytes of a tensor; without a copy if it is contiguous and on the CPU."""
+    flat = tensor.cpu().reshape(-1)
     if not len(flat):
         return memoryview(b"")
     # one number may have any stride

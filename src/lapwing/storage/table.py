@@ -7,10 +7,13 @@ against files made by hand, and against ourselves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import isfinite, prod
 
+import torch
+
 from lapwing import operators
+from lapwing._types import Float, Tensor
 from lapwing.curvature import (
     GP,
     Block,
@@ -34,11 +37,13 @@ from lapwing.linear_model import Elbo, Expansion, Refinement, Search
 from lapwing.operators import (
     Arrangement,
     BlockDiagonalCurvature,
+    Eigen,
     EigenCurvature,
     KroneckerCurvature,
     KroneckerFactors,
     LowRankCurvature,
     SeparateCurvature,
+    one_group,
 )
 from lapwing.params import ParamLayout
 from lapwing.posterior import Readout
@@ -85,6 +90,40 @@ def _without_outputs(at: Expansion) -> Expansion:
     return replace(at, outputs=None)
 
 
+@dataclass(frozen=True, eq=False)
+class _WrittenFactors:
+    """Kronecker factors as a file has them. With eigenvalues (of the mean), eigenvectors stand for the sum."""
+
+    A_sum: Float[Tensor, "q i i"]
+    count: float
+    B_sum: Float[Tensor, "q o o"]
+    shared: None = None  # older files have it
+    a: Float[Tensor, "q i"] | None = None
+    b: Float[Tensor, "q o"] | None = None
+
+    @classmethod
+    def of(cls, factors: KroneckerFactors) -> _WrittenFactors:
+        A, B = factors.eigen_A, factors.eigen_B
+        a, b = (eigen.pair[0] if eigen.rebuilds else None for eigen in (A, B))
+        return cls(A.held, factors.count, B.held, a=a, b=b)
+
+    def factors(self, device: torch.device) -> KroneckerFactors:
+        A = Eigen(self.A_sum, self.count) if self.a is None else Eigen.decomposed(self.a, self.A_sum, self.count)
+        B = Eigen(self.B_sum) if self.b is None else Eigen.decomposed(self.b, self.B_sum, 1.0)
+        return KroneckerFactors(A, self.count, B)
+
+
+def _one_index(prior: GaussianPrior) -> GaussianPrior:
+    """One group needs no index as long as the parameters."""
+    return replace(prior, index=prior.index[:1]) if len(prior.group_names) == 1 else prior
+
+
+def _every_index(prior: GaussianPrior, device: torch.device) -> GaussianPrior:
+    if len(prior.group_names) > 1:
+        return prior
+    return replace(prior, index=one_group(prior.layout.p).to(prior.index.device))
+
+
 # --- what goes together -------------------------------------------------------------------------------
 
 
@@ -117,13 +156,16 @@ def _check_blocks(H: BlockDiagonalCurvature) -> None:
     _check_tiling(H.slices, [block.p for block in H.blocks])
 
 
-def _check_factors(factors: KroneckerFactors) -> None:
+def _check_factors(factors: _WrittenFactors) -> None:
     _require(isfinite(factors.count) and factors.count > 0, "a layer without data")
     _require(len(factors.A_sum) == len(factors.B_sum), "factors of different layers")
+    for values, U in ((factors.a, factors.A_sum), (factors.b, factors.B_sum)):
+        if values is not None:
+            _require(values.shape == U.shape[:2] and bool((values >= 0).all()), "factors with other eigenvalues")
 
 
 def _check_kronecker(H: KroneckerCurvature) -> None:
-    A, B = H.factors.A_sum, H.factors.B_sum
+    A, B = H.factors.eigen_A.held, H.factors.eigen_B.held
     _check_maps(H.arrangement, A.shape, B.shape)
 
 
@@ -152,7 +194,7 @@ def _check_low_rank(H: LowRankCurvature) -> None:
 
 def _check_prior(prior: GaussianPrior) -> None:
     p, g = prior.layout.p, len(prior.group_names)
-    _require(len(prior.index) == p, "a prior over other parameters")
+    _require(len(prior.index) == p or len(prior.index) == g == 1, "a prior over other parameters")
     _require(not p or (int(prior.index.min()) >= 0 and int(prior.index.max()) < g), "a prior with unknown groups")
     _require(tuple(prior.mean.shape) in ((), (p,)), "a prior mean of another shape")
     _require(len(prior.reasons) in (0, g), "reasons of other groups")
@@ -194,7 +236,13 @@ CURVATURES = {
     "DiagonalCurvature": Entry(operators.DiagonalCurvature),
     "BlockDiagonalCurvature": Entry(BlockDiagonalCurvature, check=_check_blocks),
     "KroneckerCurvature": Entry(KroneckerCurvature, check=_check_kronecker),
-    "KroneckerFactors": Entry(KroneckerFactors, lambda factors: replace(factors, shared=None), _check_factors),
+    "KroneckerFactors": Entry(
+        KroneckerFactors,
+        _WrittenFactors.of,
+        _check_factors,
+        form=_WrittenFactors,
+        restored=_WrittenFactors.factors,
+    ),
     "EigenCurvature": Entry(EigenCurvature, check=_check_eigen),
     "Basis": Entry(operators.Basis),
     "Arrangement": Entry(Arrangement, check=_check_arrangement),
@@ -220,7 +268,7 @@ OTHERS = {
     "Exact": Entry(Exact),
     "Sampled": Entry(Sampled),
     "Empirical": Entry(Empirical),
-    "GaussianPrior": Entry(GaussianPrior, check=_check_prior),
+    "GaussianPrior": Entry(GaussianPrior, _one_index, _check_prior, restored=_every_index),
     "ParamLayout": Entry(ParamLayout, check=_check_layout, on_host=True),
     "RowSizes": Entry(RowSizes, check=_check_rows),
     "Expansion": Entry(Expansion, _without_outputs),
