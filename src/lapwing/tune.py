@@ -215,7 +215,9 @@ class _Choice:
         with random_state_kept(), keeping.keeper(posterior, source) as keeper:
             if posterior.estimate.in_expectation and batches is not None:  # over a posterior that is being replaced
                 posterior = refinement.curved_at(posterior, source, torch.zeros_like(posterior.linearised.theta))
-            tuned = tuning.tune_at_linear_mode(posterior, ascend, make, noise=noise, recurved=recurved, keeper=keeper, budget=budget)
+            tuned = tuning.tune_at_linear_mode(
+                posterior, ascend, make, noise=noise, recurved=recurved, keeper=keeper, budget=budget
+            )
             if batches is not None and self._averages(tuned, fixed):
                 ascend = tuning.at_leisure(ascend, tuned, budget)
                 tuned = ascend(refinement.averaged(tuned, source), noise=noise)

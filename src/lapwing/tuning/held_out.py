@@ -72,7 +72,8 @@ class HeldOut:
 
         Without precisions, of the network alone.
         """
-        sites, pieces = posterior.sites, []
+        sites = posterior.sites
+        pieces: list[tuple[Tensor, list[Tensor], Tensor, Any]] = []
         most = min(most, max(1, _MOST_COVARIANCES // (max(1, len(precisions)) * sites.t * sites.c**2)))
         for x, y in _some(posterior, data, -(-most // ranks.world()), progress):
             if not precisions:  # the network alone

@@ -159,9 +159,7 @@ def _alternated(
             at.current = relevance.at_their_bounds(wanted, off)
             continue
         if newton:
-            at.current, change, gain, hessian = both_moved(
-                held, wanted, data, noise, estimates=plan.enough > 0
-            )
+            at.current, change, gain, hessian = both_moved(held, wanted, data, noise, estimates=plan.enough > 0)
             if gain < plan.enough:
                 at.plain = at.current
                 break

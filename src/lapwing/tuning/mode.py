@@ -64,7 +64,9 @@ def settled(held: Posterior, noise: bool, hessian: Hessian) -> Posterior:
     return now.moved(uphill(gradient, hessian, now.free(gradient))).on(held)
 
 
-def _derivatives(held: Posterior, noise: bool, estimates: bool = False) -> tuple[Variables, Float[Tensor, " d"], Hessian]:
+def _derivatives(
+    held: Posterior, noise: bool, estimates: bool = False
+) -> tuple[Variables, Float[Tensor, " d"], Hessian]:
     """Those of E at a fixed mode."""
     now = Variables.of(held, noise and noise_is_free(held))
     target = twice_differentiable(held, now.tune_noise, estimates=estimates)

@@ -105,8 +105,8 @@ class KernelOccam(Occam):
         own = scales * torch.einsum("ij,gij->g", inverse, self.kernels)
         gamma = torch.zeros_like(u).index_copy(0, self.groups, own)
         T = u.new_zeros(len(u), len(u))
-        T[self.groups[:, None], self.groups] = self._estimated(L, scales, own) if self.estimates else self._exact(
-            inverse, scales
+        T[self.groups[:, None], self.groups] = (
+            self._estimated(L, scales, own) if self.estimates else self._exact(inverse, scales)
         )
         return gamma, T
 

@@ -265,9 +265,7 @@ def target(posterior: Posterior, *, estimates: bool = False) -> Target | None:
     return None if terms is None else HeldTarget(fit, terms, prior.scatter(theta))
 
 
-def _following(
-    part: Curvature, P0: GroupedDiagonal, fit: Fit, g: Tensor, t: Tensor, estimates: bool
-) -> Target | None:
+def _following(part: Curvature, P0: GroupedDiagonal, fit: Fit, g: Tensor, t: Tensor, estimates: bool) -> Target | None:
     axes = part.coordinates(P0)
     if axes is not None:
         return SpectralTarget(fit, axes.eigenvalues, axes.index, axes.rotate(g), axes.rotate(t))
