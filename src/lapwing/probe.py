@@ -176,7 +176,7 @@ def _shifted(linearised: Linearised) -> tuple[Linearised, _Directions]:
     for name in linearised.layout.names:
         old = tensors[name]
         directions.drawn[name] = _random(old.numel(), generator)
-        size = float(old.norm(dtype=torch.float32)) / old.numel() ** 0.5
+        size = float(old.norm(dtype=torch.promote_types(old.dtype, torch.float32))) / old.numel() ** 0.5
         tensors[name] = torch.add(old, directions[name], alpha=0.1 * (size + 0.1))
     return replace(linearised, network=replace(linearised.network, tensors=tensors)), directions
 
