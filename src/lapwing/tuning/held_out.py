@@ -73,19 +73,11 @@ class HeldOut:
         Without precisions, of the network alone.
         """
         sites = posterior.sites
-        pieces: list[tuple[Tensor, list[Tensor], Tensor, Any]] = []
+        pieces: list[_Piece] = []
         most = min(most, max(1, _MOST_COVARIANCES // (max(1, len(precisions)) * sites.t * sites.c**2)))
-        for x, y in _some(posterior, data, -(-most // ranks.world()), progress):
-            if not precisions:  # the network alone
-                f = sites.split(posterior.linearised.outputs(x).double())
-                pieces.append((f, [], f.new_zeros(1, *f.shape, f.shape[-1]), y))
-                continue
-            start = 0
-            for f, J in posterior.weights.jacobians(x):
-                rows = slice(start, start + len(f))
-                start += len(f)
-                moves = [_by_site(J.mv(shift.weights).double(), sites) for shift in shifts]
-                pieces.append((sites.split(f), moves, _covariances(precisions, J, sites), _at(y, rows)))
+        for number, x, y in _some(posterior, data, -(-most // ranks.world()), progress):
+            with located(f"validation, batch {number}"):
+                pieces += list(_of_batch(posterior, x, y, precisions, shifts))
         pieces = [piece for each in ranks.gathered(pieces) for piece in each]  # held-out data are spread as well
         f_, moves_, covs_, ys = zip(*pieces, strict=True)
         joined = tuple(torch.cat(list(each), 1) for each in zip(*moves_, strict=True))
@@ -118,7 +110,27 @@ class HeldOut:
         return SiteGaussian(self.f, self.covs[scale_index])
 
 
-def _some(posterior: Posterior, data: Batches, most: int, progress: bool | None) -> Iterator[tuple[ModelInput, Any]]:
+_Piece = tuple[Tensor, list[Tensor], Tensor, Any]  # f, moves, covariances, and targets as given
+
+
+def _of_batch(
+    posterior: Posterior, x: ModelInput, y: Any, precisions: list[Precision], shifts: list[Shift]
+) -> Iterator[_Piece]:
+    sites, start = posterior.sites, 0
+    if not precisions:  # the network alone
+        f = sites.split(posterior.linearised.outputs(x).double())
+        yield f, [], f.new_zeros(1, *f.shape, f.shape[-1]), y
+        return
+    for f, J in posterior.weights.jacobians(x):
+        rows = slice(start, start + len(f))
+        start += len(f)
+        moves = [_by_site(J.mv(shift.weights).double(), sites) for shift in shifts]
+        yield sites.split(f), moves, _covariances(precisions, J, sites), _at(y, rows)
+
+
+def _some(
+    posterior: Posterior, data: Batches, most: int, progress: bool | None
+) -> Iterator[tuple[int, ModelInput, Any]]:
     """The first inputs of every batch, as many of each; all of them are checked."""
     n_batches, left = len(data), most
     for number, (x, y) in enumerate(shown(data, total=n_batches, what="held-out data", progress=progress)):
@@ -128,7 +140,8 @@ def _some(posterior: Posterior, data: Batches, most: int, progress: bool | None)
             n = min(x.n, share)
             left -= n
             if n:
-                yield (x, y) if n == x.n else (x.rows(slice(0, n)), _at(y, slice(0, n)))
+                some = (x, y) if n == x.n else (x.rows(slice(0, n)), _at(y, slice(0, n)))
+                yield number, *some
 
 
 def _covariances(precisions: list[Precision], J: Jacobian, sites: Sites) -> Float[Tensor, "s n t c c"]:
