@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lapwing._types import Float, Tensor
 from lapwing.curvature import Estimate, Full
@@ -16,7 +17,7 @@ from lapwing.errors import NumericalError, StructureError
 from lapwing.observations import observed
 from lapwing.operators import DenseCurvature
 from lapwing.posterior import Posterior
-from lapwing.sandbox import math_attention, random_state_kept
+from lapwing.sandbox import random_state_kept
 
 _MAX_PARAMETERS = 5_000
 
@@ -82,7 +83,7 @@ def exact_hessian(posterior: Posterior, data: Any, *, progress: bool | None = No
         )
     H = torch.zeros(p, p, dtype=torch.float64, device=posterior.linearised.network.device)
     # Fused attention has no second derivative; the plain formula has.
-    with random_state_kept(), math_attention():
+    with random_state_kept(), sdpa_kernel(SDPBackend.MATH):
         for x, y in observed(as_batches(data), posterior.likelihood, posterior.sites, progress=progress):
             H += _of_batch(posterior, x, y)
     return ExactHessian(posterior, (H + H.T) / 2)

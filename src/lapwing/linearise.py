@@ -8,6 +8,7 @@ layers with a rule, and plain reverse mode for all other tensors, one datum at a
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from lapwing.layers import Calls, OutputLayer, called_densely, captured_blocks, 
 from lapwing.linalg import all_finite
 from lapwing.network import Network, with_images_in
 from lapwing.params import ParamLayout
-from lapwing.sandbox import install, quiet_fallback
+from lapwing.sandbox import borrowed, install
 
 _JOINED_FLOATS = 1 << 21  # that a forward pass of small batches put together may keep
 _MOST_JOINED = 1024  # data
@@ -99,40 +100,32 @@ class Linearised:
 
     def outputs(self, x: ModelInput) -> Float[Tensor, "n k"]:
         """f(x; θ*)."""
-        with self.network.borrowed() as network, torch.no_grad():
-            return self.flat(network(network.placed(x), {}), x.n)
+        with borrowed(self.network.model), torch.no_grad():
+            return self.flat(self.network(self.network.placed(x), {}), x.n)
 
     def outputs_at(self, x: ModelInput, thetas: Float[Tensor, "s p"]) -> Float[Tensor, "s n k"]:
         """f(x; θ_s): the network itself at other weights, not its linearisation."""
         placed = self.network.placed(x)
-        with self.network.borrowed() as network, torch.no_grad():
-            draws = [self.flat(network(placed, self.tensors_at(theta)), x.n) for theta in thetas]
+        with borrowed(self.network.model), torch.no_grad():
+            draws = [self.flat(self.network(placed, self.tensors_at(theta)), x.n) for theta in thetas]
         return torch.stack(draws)
-
-    @contextmanager
-    def borrowed(self) -> Iterator[Linearised]:
-        """The same on a private copy of the module, to be run inside."""
-        with self.network.borrowed() as network:
-            own = replace(self, network=network, ruled={path: network.model.get_submodule(path) for path in self.ruled})
-            own.__dict__["rest"] = self.rest  # worked out once
-            yield own
 
     @contextmanager
     def trace(self, x: ModelInput) -> Iterator[Trace]:
         """One forward pass, kept open for any number of backward passes; without a graph when none is needed."""
         placed = self.network.placed(x)
-        with self.borrowed() as own:
+        with borrowed(self.network.model):
             trace = None
             if self.only_last:
                 with torch.no_grad():
-                    trace = own._trace(placed)
-            yield own._trace(placed) if trace is None or trace.last is None else trace
+                    trace = self._trace(placed)
+            yield self._trace(placed) if trace is None or trace.last is None else trace
 
     @contextmanager
     def graph(self, x: ModelInput) -> Iterator[Trace]:
         """The same with the graph of f, always."""
-        with self.borrowed() as own:
-            yield own._trace(self.network.placed(x))
+        with borrowed(self.network.model):
+            yield self._trace(self.network.placed(x))
 
     def _trace(self, x: ModelInput) -> Trace:
         leaves = {name: self.network.tensors[name].detach().requires_grad_() for name in self.layout.names}
@@ -152,8 +145,8 @@ class Linearised:
     @contextmanager
     def unrecorded(self, x: ModelInput) -> Iterator[Trace]:
         """The same for products with J only: no layer's factors are kept."""
-        with self.borrowed() as own:
-            yield replace(own, ruled={}, last=None)._trace(self.network.placed(x))
+        with borrowed(self.network.model):
+            yield replace(self, ruled={}, last=None)._trace(self.network.placed(x))
 
     def flat(self, output: Tensor, n: int) -> Float[Tensor, "n k"]:
         if output.numel() != n * self.k:
@@ -308,7 +301,8 @@ def vectorised_rows(
         pull_back = torch.func.vjp(f, detached)[1]
         return torch.vmap(lambda column: pull_back(column)[0], in_dims=1)(u)
 
-    with quiet_fallback():
+    with warnings.catch_warnings():  # torch.func says so when it falls back to a loop of its own
+        warnings.filterwarnings("ignore", message="There is a performance drop")
         return torch.vmap(rows_of_one, randomness="same")(batched, cotangents)
 
 

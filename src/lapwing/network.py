@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +14,7 @@ from lapwing._types import Tensor
 from lapwing.data import ModelInput
 from lapwing.errors import InputError, InputTypeError, LapwingError, ModelError, ShapeError
 from lapwing.linalg import all_finite
-from lapwing.sandbox import borrowed, install
+from lapwing.sandbox import install
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,12 +49,6 @@ class Network:
     def device(self) -> torch.device:
         return next(t.device for n, t in self.tensors.items() if n not in self.buffers)
 
-    @contextmanager
-    def borrowed(self) -> Iterator[Network]:
-        """The same on a private copy of the module, to be run inside."""
-        with borrowed(self.model) as model:
-            yield replace(self, model=model)
-
     def placed(self, x: ModelInput) -> ModelInput:
         """Inputs on the model's device; floating-point ones in the model's dtype."""
 
@@ -69,7 +62,7 @@ class Network:
         return x.mapped(place, x.n)
 
     def __call__(self, x: ModelInput, replaced: Mapping[str, Tensor]) -> Tensor:
-        """The raw output with some tensors replaced; of a borrowed network only."""
+        """The raw output with some tensors replaced; call inside `borrowed(model)`."""
         fresh = {name: self.tensors[name].clone() for name in self.buffers}  # a forward pass may write into these
         install(self.model, {**self.tensors, **fresh, **replaced}, self.aliases)
         output = self._forward(x)

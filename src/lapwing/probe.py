@@ -33,6 +33,7 @@ from lapwing.layers import (
 from lapwing.linearise import Linearised, Trace, pull_back, vectorised_rows
 from lapwing.network import Network, check_outputs, with_images_in
 from lapwing.params import ParamLayout, of_module
+from lapwing.sandbox import borrowed
 
 _N = 3  # an odd number of rows that rarely equals a sequence length; equality would still be caught by the numbers
 
@@ -53,12 +54,12 @@ def linearise(model: nn.Module, choose: LayoutChoice, x: ModelInput) -> Linearis
     plain = Linearised(
         network, layout, _datum_shape(network, few), {}, vectorised=False, sizes=RowSizes(layout.p, layout.p)
     )
-    with plain.borrowed() as own:
-        shifted, directions = _shifted(own)
+    with borrowed(model):
+        shifted, directions = _shifted(plain)
         truth = _true_projections(shifted, few, directions)
         shifted, agreed = _agreeing_blocks(shifted, few, truth)
         blocks, last = agreed.blocks, agreed.last
-        with_rules = replace(shifted, ruled={path: own.network.model.get_submodule(path) for path in blocks})
+        with_rules = replace(shifted, ruled={path: model.get_submodule(path) for path in blocks})
         vectorised = bool(with_rules.rest.names) and _vectorised_agrees(with_rules, few, truth)
     if last is not None and agreed.implicit is not None and set(blocks) == {last}:
         blocks = {last: [agreed.implicit]}
@@ -71,7 +72,7 @@ def linearise(model: nn.Module, choose: LayoutChoice, x: ModelInput) -> Linearis
     return replace(
         plain,
         layout=asked,
-        ruled={path: model.get_submodule(path) for path in blocks},
+        ruled=with_rules.ruled,
         vectorised=vectorised,
         sizes=sizes,
         layout_of_images=images,
@@ -89,11 +90,11 @@ def last_layer(model: nn.Module, x: ModelInput) -> ParamLayout:
     network = Network.of(model)
     few = network.placed(x.rows(_first_rows(x.n)))
     entered: list[str] = []
-    with network.borrowed() as own, torch.no_grad():  # the hooks go with the copy
-        holders = [(p, m) for p, m in own.model.named_modules() if any(True for _ in m.parameters(recurse=False))]
-        for path, module in holders:
+    holders = {path: m for path, m in model.named_modules() if any(True for _ in m.parameters(recurse=False))}
+    with borrowed(model), torch.no_grad():  # which takes the hooks off again
+        for path, module in holders.items():
             module.register_forward_pre_hook(lambda *_, path=path: entered.append(path))
-        own(few, {})
+        network(few, {})
     if not entered:
         raise InputError(
             'params="last_layer": no module that holds parameters was called in the forward pass. '
@@ -108,8 +109,8 @@ def _first_rows(n: int) -> Int[Tensor, " _"]:
 
 
 def _datum_shape(network: Network, few: ModelInput) -> tuple[int, ...]:
-    with network.borrowed() as own, torch.no_grad():
-        return check_outputs(own(few, {}), few.n)
+    with borrowed(network.model), torch.no_grad():
+        return check_outputs(network(few, {}), few.n)
 
 
 def _datum_floats(network: Network, few: ModelInput) -> int | None:
@@ -128,8 +129,8 @@ def _datum_floats(network: Network, few: ModelInput) -> int | None:
         for name, tensor in network.tensors.items()
         if name not in network.buffers and tensor.is_floating_point()
     }
-    with suppress(Exception), network.borrowed() as own, torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        f = own(few, leaves)
+    with suppress(Exception), borrowed(network.model), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        f = network(few, leaves)
         for leaf in leaves.values():
             kept.pop(leaf.untyped_storage().data_ptr(), None)
         return -(-(sum(kept.values()) + f.numel()) // few.n)
@@ -351,14 +352,14 @@ def _faithful(linearised: Linearised, few: ModelInput) -> dict[str, nn.Module]:
             if not all(_same(a, b) for a, b in zip(_tensors(output), _tensors(again), strict=True)):
                 other.add(path)
 
-        module.register_forward_hook(hook, with_kwargs=True)  # it goes with the copy
+        module.register_forward_hook(hook, with_kwargs=True)  # the sandbox takes it off again
 
     rewritten = {path: rule for path, m in candidates.items() if isinstance(rule := rule_for(m), RewrittenRule)}
     if rewritten:
-        with linearised.network.borrowed() as own, torch.no_grad():
+        with borrowed(linearised.network.model), torch.no_grad():
             for path, rule in rewritten.items():
-                compare(path, rule, own.model.get_submodule(path))
-            own(few, {})
+                compare(path, rule, candidates[path])
+            linearised.network(few, {})
     return {path: module for path, module in candidates.items() if path not in other}
 
 

@@ -22,6 +22,7 @@ from lapwing.normalised.groups import GroupEvidence, Kind, NormalisedGroup
 from lapwing.normalised.point import Names, Point, in_double, moved_point, point_at, tracked_modules
 from lapwing.normalised.survey import Euler, Survey, euler_products, surveyed
 from lapwing.params import ParamLayout, trainable
+from lapwing.sandbox import borrowed
 
 _ROWS = 8  # enough for statistics of a batch, few enough to be quick
 _RTOL = 1e-3  # of the outputs, or of what moving the group could change of them
@@ -53,9 +54,9 @@ def find_normalised_groups(
 
 def anatomy(network: Network, layout: ParamLayout, x: ModelInput) -> Anatomy:
     few = x.rows(torch.arange(_ROWS).clamp(max=x.n - 1))
-    with network.borrowed() as own:
-        path = tracked_modules(own.model)
-        trained = point_at(in_double(own, few), few, path)
+    with borrowed(network.model):
+        path = tracked_modules(network.model)
+        trained = point_at(in_double(network, few), few, path)
         moved = moved_point(trained)
         survey = surveyed(moved)
         groups = tuple(_Finder(trained, moved, survey, euler_products(trained, sharpened), layout).groups())
