@@ -20,7 +20,7 @@ from lapwing.predictive.link_rules import DEFAULT, PROBIT
 from lapwing.tuning.held_out import HeldOut as HeldOutPass
 from lapwing.tuning.held_out import Shift
 from lapwing.tuning.scoring import Freedom, Score, _best_temperature
-from lapwing.tuning.validation import GRID, Candidate
+from lapwing.tuning.validation import GRID, NO_SPREAD, Candidate
 from lapwing.tuning.variables import _log_scale_bounds
 from oracle import assert_close
 
@@ -456,9 +456,10 @@ def test_labels_that_are_all_right_do_not_make_a_network_much_surer():
 def test_validation_with_known_noise_is_brute_force():
     case = HeldOut.of("gaussian")
     tuned = validated(lw.fit(case.model, case.train, lw.Gaussian(noise_std=0.07), prior=1.0, structure="full"), case)
-    scores = [case.nll(float(precision), 0.07) for precision in GRID]
+    scales = [*GRID.tolist(), NO_SPREAD]
+    scores = [case.nll(scale, 0.07) for scale in scales]
     tried = tuned.history[:-1]
-    assert [step.scale for step in tried] == pytest.approx(GRID.tolist())
+    assert [step.scale for step in tried] == pytest.approx(scales)
     at_network = [step for step in tried if "network mean" in step.note]
     assert [-s.score for s in at_network] == pytest.approx(
         [x for x, s in zip(scores, tried, strict=True) if s in at_network]
@@ -498,7 +499,8 @@ def test_means_that_are_tried_move_along_the_jacobian():
     posterior = lw.fit(case.model, case.train, lw.Gaussian(noise_std=0.07), prior=1.0, structure="full")
     moves = torch.randn(2, posterior.layout.p, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     ways = [Shift({"half": 0.5, "step": 1.0}, moves)]
-    held_out = HeldOutPass.of(posterior, as_batches(case.validation), [1.0, 3.0], ways, None)
+    precisions = [posterior.with_prior(s).precision for s in (1.0, 3.0)]
+    held_out = HeldOutPass.of(posterior, as_batches(case.validation), precisions, ways, 10_000, None)
     _, _, f, J = case.jacobians
     for i, move in enumerate(moves):
         for name, length in (("network", 0.0), ("half", 0.5), ("step", 1.0)):
@@ -538,11 +540,12 @@ def sigmoid_nll(m: Tensor, v: Tensor, y: Tensor) -> float:
     return -float(torch.distributions.Bernoulli(probs=p).log_prob(y).mean())
 
 
-def test_more_held_out_data_than_fit_in_memory_are_refused(monkeypatch):
+def test_covariances_of_held_out_data_are_bounded(monkeypatch):
+    """No more inputs carry a covariance for every scale than there is room for."""
     from lapwing.tuning import held_out
 
     case = HeldOut.of("bernoulli")
-    monkeypatch.setattr(held_out, "_MOST_COVARIANCES", 10 * len(GRID))
     posterior = lw.fit(case.model, case.train, "binary", structure="full")
-    with pytest.raises(lw.InputError, match="at most 10 held-out data"):
-        validated(posterior, case)
+    monkeypatch.setattr(held_out, "_MOST_COVARIANCES", 10)
+    found = HeldOutPass.of(posterior, as_batches(case.validation), [posterior.precision], [], 10_000, None)
+    assert len(found.f) == 10

@@ -434,6 +434,6 @@ def test_a_small_budget_keeps_no_jacobian():
     """memory= of fit holds for tune: without room for J the network is visited anew, and the search ends early."""
     model, x, y = problem("classification", n=80)
     fitted = lw.fit(model, (x, y), "classification", structure="kron")
-    tight = lw.tune(replace(fitted, chunk_floats=1), (x, y))
+    tight = lw.tune(replace(fitted, chunk_floats=1), (x, y), budget="exact")
     assert tight.expansion.search.relative_gradient > 1e-9 > lw.tune(fitted, (x, y)).expansion.search.relative_gradient
     assert abs(float(tight.prior.precisions.log() - lw.tune(fitted, (x, y)).prior.precisions.log())) < 1
