@@ -409,7 +409,7 @@ def test_validation_of_labels_scores_what_a_user_would_measure():
     assert "taken" in taken.note and float(measured) == pytest.approx(taken.score, abs=1e-6)
     best = max(step.score for step in tuned.history)
     assert (best - taken.score) * len(case.validation[1]) < 4  # nats: a weak prior may overrule a lucky candidate
-    for precision in GRID[:-1:2].tolist():
+    for precision in GRID[::2].tolist():
         for T in (0.5, 1.0, 2.0, 4.0):
             m, v = case.gaussian(precision)
             assert sigmoid_nll(m / T, v / T**2, case.validation[1][:, 0]) > -best - 1e-3
@@ -464,7 +464,7 @@ def test_validation_with_known_noise_is_brute_force():
     assert [-s.score for s in at_network] == pytest.approx(
         [x for x, s in zip(scores, tried, strict=True) if s in at_network]
     )
-    assert all(-step.score <= score + 1e-9 for step, score in zip(tried, scores, strict=True))
+    assert all(-step.score <= score + 1e-8 for step, score in zip(tried, scores, strict=True))
     assert float(tuned.likelihood.resolved()) == 0.07
 
 

@@ -38,7 +38,7 @@ class DirectSolver:
 
     @classmethod
     def of(
-        cls, J: Sequence[Float[Tensor, "n k p"]], rows: Sequence[Rows], order: Int[Tensor, " r"], n_groups: int
+        cls, J: Sequence[Float[Tensor, "_ k p"]], rows: Sequence[Rows], order: Int[Tensor, " r"], n_groups: int
     ) -> DirectSolver | None:
         """None where neither side is small."""
         r, p = len(order), J[0].shape[-1]
