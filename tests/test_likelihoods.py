@@ -241,6 +241,40 @@ def test_sampled_residuals_have_the_curvature_as_second_moment(case):
     assert sampled_error(list(drawn), expected) < 5
 
 
+@pytest.mark.parametrize("case", list(CASES))
+def test_random_signs_of_the_root_have_the_curvature_as_second_moment(case):
+    likelihood, f, y = CASES[case]
+    n = 40_000
+    f, y = f[0], y[0]
+    drawn = likelihood.part_sketched(
+        f.expand(n, *f.shape), y.expand(n, *y.shape), generator=torch.Generator().manual_seed(3)
+    )
+    expected = torch.stack([S @ S.mT for S in likelihood.part_roots(f, y)])
+    assert len(drawn) == len(expected)
+    assert sampled_error(list(drawn), expected) < 5
+
+
+def test_random_signs_of_a_confident_softmax_lose_no_digits():
+    """r = R z for p_0 = 1 − ε: entries are √ε-sized, and their square is Λ_00 = ε (1 − ε) to rounding."""
+    f = torch.tensor([[30.0, 0.0]], dtype=torch.float32)
+    (r,) = Categorical().part_sketched(f, torch.zeros(1, dtype=torch.long), generator=torch.Generator().manual_seed(0))
+    exact = torch.softmax(f.double(), -1).prod()
+    assert torch.allclose(r.double().square(), exact.expand(1, 2), rtol=1e-5)
+
+
+def test_random_signs_vary_less_than_drawn_labels():
+    """Relative spread of r_c² over draws for 50 classes: labels about 1/√p for each of them."""
+    f = torch.randn(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64).expand(4000, 50)
+    y = torch.zeros(4000, dtype=torch.long)
+    labels, signs = (
+        draw(f, y, generator=torch.Generator().manual_seed(1))[0].square()
+        for draw in (Categorical().part_sampled, Categorical().part_sketched)
+    )
+    spread = [r.std(0) / r.mean(0) for r in (signs, labels)]
+    assert float(spread[0].max()) < 1 < 1.5 < float(spread[1].min())
+    assert float(spread[1].median()) > 8 * float(spread[0].median())
+
+
 def test_the_sampling_check_rejects_a_planted_bug():
     """Weights of the drawn instead of the observed label; noise not divided out; another exposure."""
     n, generator = 40_000, torch.Generator().manual_seed(3)

@@ -208,6 +208,54 @@ def test_a_survey_is_made_when_asked_for() -> None:
     assert survey.layout.p == 67  # no pass yet: there is no input
 
 
+# --- the kind of curvature -----------------------------------------------------------------------------
+
+
+def many_classes(n: int, c: int = 60) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, c))
+    return model, (torch.randn(n, 64), torch.arange(n) % c)
+
+
+def test_few_data_get_exact_curvature() -> None:
+    model, data = many_classes(60)
+    posterior = lw.fit(model, data, "classification")
+    assert isinstance(posterior.fisher, lw.Exact) and "exact curvature" in posterior.why
+    assert "kind of curvature: the exact" in str(posterior.diagnose())
+
+
+def test_many_outputs_of_many_data_are_sketched() -> None:
+    model, data = many_classes(4000)
+    posterior, plan = lw.fit(model, data, "classification"), lw.plan(model, data, "classification")
+    assert isinstance(posterior.structure, lw.Kron) and isinstance(posterior.fisher, lw.Sampled)
+    assert posterior.why == plan.why and "sampled curvature, 1 random combination of the outputs" in plan.why
+    assert plan.chosen is not None and plan.chosen.gradient_epochs < 4
+    assert "without bias" in str(posterior.diagnose())
+    exact = lw.fit(model, data, "classification", fisher="exact")
+    x = data[0][:20]
+    ratio = posterior.outputs(x).var / exact.outputs(x).var
+    assert float(ratio.min()) > 0.9 and float(ratio.max()) < 1.1
+    again = lw.fit(model, data, "classification")  # no generator: the same draws
+    assert torch.equal(again.curvature.diagonal(), posterior.curvature.diagonal())
+
+
+@pytest.mark.parametrize("options", [{"params": "last_layer"}, {"structure": "gp"}, {"structure": "lowrank"}])
+def test_what_needs_or_has_exact_curvature_keeps_it(options: dict[str, str]) -> None:
+    model, data = many_classes(4000, 6) if "structure" in options else many_classes(4000)
+    if options.get("structure") == "gp":
+        data = data[0][:100], data[1][:100]
+    assert isinstance(lw.fit(model, data, "classification", **options).fisher, lw.Exact)
+
+
+def test_sampled_curvature_is_saved_and_loaded(tmp_path: Path) -> None:
+    model, data = many_classes(4000)
+    posterior = lw.fit(model, data, "classification")
+    lw.save(posterior, tmp_path / "net.lapwing")
+    loaded = lw.load(tmp_path / "net.lapwing", model)
+    assert isinstance(loaded.fisher, lw.Sampled) and loaded.fisher.drawing == posterior.fisher.drawing
+    assert torch.equal(loaded.curvature.diagonal(), posterior.curvature.diagonal())
+
+
 # --- the command line --------------------------------------------------------------------------------
 
 

@@ -148,6 +148,10 @@ class Finding:
         return Finding("structure", f"{structure} ({why})", False, "")
 
     @staticmethod
+    def of_fisher(kind: str) -> Finding:
+        return Finding("kind of curvature", kind, False, "")
+
+    @staticmethod
     def of_loose(treated: list[tuple[str, str]]) -> Iterator[Finding]:
         if treated:
             kinds = dict.fromkeys(how for _, how in treated)

@@ -24,6 +24,7 @@ from lapwing.observations import dropped_by_loader, encode_batch, observed
 from lapwing.params import ParamLayout
 from lapwing.planning import (
     Choice,
+    Kind,
     Needs,
     Plan,
     Question,
@@ -32,9 +33,9 @@ from lapwing.planning import (
     choose,
     forward_macs,
     make_plan,
-    n_columns,
     parse_memory,
     refuse_factors_of_a_selection,
+    settled,
 )
 from lapwing.posterior import Posterior, Readout, passes_over
 from lapwing.priors import GaussianPrior
@@ -55,7 +56,7 @@ def fit(
     structure: Any = "auto",
     params: Any = "all",
     prior: Any = 1.0,
-    fisher: Any = "exact",
+    fisher: Any = "auto",
     likelihood_scale: Any = 1.0,
     memory: str | float | None = None,
     progress: bool | None = None,
@@ -90,7 +91,7 @@ def fit(
             order, layout_choice = replace(order, prior=prior), _fixed(layout)
         view = order.looked_at(layout_choice)
         view = replace(view, linearised=agreed(view.linearised, wrapped is not model))
-        taken = view.room_for(chosen)
+        view, taken = view.with_fisher_for(view.room_for(chosen))
         estimate = view.estimate(taken, seeded(generator), _Keeping(checkpoint, every))
     _warn_of_dropped(batches, estimate.statistics.n)
     return view.posterior(taken, estimate)
@@ -104,7 +105,7 @@ class _Order:
     likelihood: Any
     batches: Batches
     prior: Any
-    fisher: Fisher
+    fisher: Kind
     scale: torch.Tensor
     budget: int
     progress: bool | None
@@ -121,8 +122,9 @@ class _Order:
         selector.check(view.linearised.layout)
         room = choose(curvature.Diag(), replace(view.needs, n_data=None))
         data = partial(observed, self.batches, view.family, view.sites, progress=self.progress, what="score")
+        fisher, _ = settled(self.fisher, room.structure, view.needs)
         return Candidates(
-            view.linearised, view.family, view.sites, data, view.prior, self.fisher, self.scale, room.chunk_floats
+            view.linearised, view.family, view.sites, data, view.prior, fisher, self.scale, room.chunk_floats
         )
 
 
@@ -149,6 +151,11 @@ class _View:
         return Sites(self.linearised.datum_shape, self.family.class_axis)
 
     @property
+    def fisher(self) -> Fisher:
+        assert isinstance(self.order.fisher, Fisher)  # settled with the structure
+        return self.order.fisher
+
+    @property
     def needs(self) -> Needs:
         n_data = sum(ranks.gathered(len(self.order.batches))) * self.x.n or None
         n_parts = _n_parts(self.linearised, self.family)
@@ -157,8 +164,14 @@ class _View:
     def room_for(self, structure: Structure | None) -> Choice:
         return choose(structure, self.needs)
 
+    def with_fisher_for(self, taken: Choice) -> tuple[_View, Choice]:
+        """The kind of curvature settled, and its reason told with that of the structure."""
+        fisher, why = settled(self.order.fisher, taken.structure, self.needs)
+        told = replace(taken, why=f"{taken.why}; {why}") if why else taken
+        return replace(self, order=replace(self.order, fisher=fisher)), told
+
     def estimate(self, taken: Choice, generator: torch.Generator, keeping: _Keeping) -> Estimate:
-        order, batches = self.order, self.order.batches
+        order, batches, fisher = self.order, self.order.batches, self.fisher
         estimated = partial(
             curvature.estimate,
             self.linearised,
@@ -166,16 +179,14 @@ class _View:
             passes_over(batches, self.family, self.sites, taken.structure, order.progress),
             sites=self.sites,
             structure=taken.structure,
-            fisher=order.fisher,
+            fisher=fisher,
             chunk_floats=taken.chunk_floats,
             generator=generator,
             P0=self.prior.P0,
         )
         if keeping.directory is None:
             return estimated()
-        bound_to = binding(
-            self.linearised, self.family, taken.structure, order.fisher, taken.chunk_floats, len(batches)
-        )
+        bound_to = binding(self.linearised, self.family, taken.structure, fisher, taken.chunk_floats, len(batches))
         keeper = Checkpoint.of_fit(keeping.directory, keeping.every, bound_to, self.linearised.network.device)
         with keeper.going_on():
             return estimated(keeper=keeper)
@@ -190,7 +201,7 @@ class _View:
             estimate,
             self.prior.with_precisions(estimate.prior_scale * self.prior.precisions),
             structure,
-            self.order.fisher,
+            self.fisher,
             self.order.scale,
             taken.chunk_floats,
             why=taken.why,
@@ -206,7 +217,7 @@ def plan(
     likelihood: str | Likelihood,
     *,
     params: Any = "all",
-    fisher: Any = "exact",
+    fisher: Any = "auto",
     memory: str | float | None = None,
     n_inputs: int | None = None,
 ) -> Plan:
@@ -236,11 +247,11 @@ def plan(
                 params=words,
                 needs=Needs(rehearsal.survey, rehearsal.n_parts, budget, n_data=len(batches) * rehearsal.x.n or None),
                 rehearsal=rehearsal,
-                fisher=kind,
+                kind=kind,
                 n_data=len(batches) * rehearsal.x.n or None,
                 n_inputs=n_inputs or rehearsal.x.n,
                 forward_macs=macs,
-                body_columns=0 if rehearsal.survey.layout == last else n_columns(rehearsal, kind),
+                through_body=rehearsal.survey.layout != last,
             )
             for words, rehearsal in asked
         ]

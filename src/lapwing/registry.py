@@ -32,6 +32,7 @@ from lapwing.errors import InputError, InputTypeError, StructureError
 from lapwing.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson, Sites
 from lapwing.network import Network
 from lapwing.params import ParamLayout
+from lapwing.planning import Affordable, Kind
 from lapwing.predictive import link_rules
 from lapwing.priors import GaussianPrior
 from lapwing.probe import LayoutChoice
@@ -110,9 +111,10 @@ def structure(word: Any) -> Structure | None:
     return word if isinstance(word, Structure) else choose("structure", word, STRUCTURES)
 
 
-def check_repeatable(structure: Structure | None, fisher: Fisher) -> None:
+def check_repeatable(structure: Structure | None, fisher: Kind) -> None:
     """A structure made by many passes needs the same matrix in each of them."""
-    if structure is not None and structure.by_products and not fisher.repeatable:
+    drawn = isinstance(fisher, Fisher) and not fisher.repeatable
+    if structure is not None and structure.by_products and drawn:
         raise StructureError(
             f'{type(structure).__name__} makes many passes over the data, but fisher="mc" draws other labels in each '
             'of them. Use fisher="exact": products with it cost no more.'
@@ -125,10 +127,16 @@ def link(word: Any) -> link_rules.Link:
     return word if isinstance(word, link_rules.Link) else choose("link", word, LINKS)
 
 
-def fisher(word: Any, generator: torch.Generator) -> Fisher:
+def fisher(word: Any, generator: torch.Generator) -> Kind:
     if isinstance(word, Fisher):
         return word
-    return choose("fisher", word, {"exact": Exact(), "mc": Sampled(generator), "empirical": Empirical()})
+    words: dict[str, Kind] = {
+        "auto": Affordable(generator),
+        "exact": Exact(),
+        "mc": Sampled(generator),
+        "empirical": Empirical(),
+    }
+    return choose("fisher", word, words)
 
 
 def likelihood(word: Any, datum_shape: tuple[int, ...]) -> Likelihood:

@@ -2,7 +2,7 @@
 
 from lapwing.curvature.accumulate import Block, Diag, Full, Structure
 from lapwing.curvature.estimate import Estimate, estimate
-from lapwing.curvature.factors import Empirical, Exact, Fisher, Sampled
+from lapwing.curvature.factors import Empirical, Exact, Fisher, Labels, Sampled, Signs
 from lapwing.curvature.gauss_newton import GaussNewton
 from lapwing.curvature.gp import GP
 from lapwing.curvature.keeper import NOT_KEPT, Keeper
@@ -27,10 +27,12 @@ __all__ = [
     "GaussNewton",
     "Keeper",
     "Kron",
+    "Labels",
     "LowRank",
     "MatrixFree",
     "Nystrom",
     "Sampled",
+    "Signs",
     "Structure",
     "estimate",
 ]

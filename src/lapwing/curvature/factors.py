@@ -35,6 +35,7 @@ class Fisher(ABC):
     @abstractmethod
     def scales(self, likelihood: Likelihood) -> Float[Tensor, " g"]: ...
 
+    described: str  # in words, for the diagnosis
     separate_sites: bool
     repeatable: bool = False  # whether every pass over the data gives the same columns
 
@@ -51,6 +52,7 @@ class Fisher(ABC):
 class Exact(Fisher):
     """The generalised Gauss–Newton matrix: S Sᵀ = Λ exactly, one column per output."""
 
+    described = "the exact generalised Gauss–Newton matrix"
     separate_sites = True
     repeatable = True
 
@@ -67,15 +69,44 @@ class Exact(Fisher):
         return likelihood.part_scales()
 
 
+class Drawing(ABC):
+    """A random vector r for every likelihood term, with mean zero and E[r rᵀ] = Λ."""
+
+    @abstractmethod
+    def drawn(self, likelihood: Likelihood, f: Tensor, y: Tensor, generator: torch.Generator) -> Sequence[Tensor]:
+        """r at unit dispersion for each part: (n, t, c)."""
+
+
+@dataclass(frozen=True)
+class Labels(Drawing):
+    """r = ∇_f log p(y | f) with y drawn from the model."""
+
+    def drawn(self, likelihood: Likelihood, f: Tensor, y: Tensor, generator: torch.Generator) -> Sequence[Tensor]:
+        return likelihood.part_sampled(f, y, generator=generator)
+
+
+@dataclass(frozen=True)
+class Signs(Drawing):
+    """r = S z with random signs z: all classes enter every draw, so r rᵀ varies much less than that of one label.
+
+    A class of small probability p has r_c² ≈ p always; with drawn labels it is about 1 in a share p of the draws.
+    """
+
+    def drawn(self, likelihood: Likelihood, f: Tensor, y: Tensor, generator: torch.Generator) -> Sequence[Tensor]:
+        return likelihood.part_sketched(f, y, generator=generator)
+
+
 @dataclass(frozen=True, eq=False)
 class Sampled(Fisher):
-    """Labels drawn from the model: r rᵀ averaged over n_draws is an unbiased Λ.
+    """Random output gradients, labels drawn from the model unless told otherwise: the mean of r rᵀ is an unbiased Λ.
 
-    The residuals of different sites are independent with mean zero, so one row holds them all.
+    Those of different sites are independent with mean zero, so one row holds them all.
     """
 
     generator: torch.Generator
     n_draws: int = 1
+    drawing: Drawing = Labels()
+    described = "the generalised Gauss–Newton matrix up to sampling noise, without bias"
     separate_sites = False
 
     def __post_init__(self) -> None:
@@ -83,7 +114,7 @@ class Sampled(Fisher):
             raise InputError(f"n_draws: expected at least one draw, got {self.n_draws}.")
 
     def parts(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[Float[Tensor, "n t c m"]]:
-        draws = [likelihood.part_sampled(f, y, generator=self.generator) for _ in range(self.n_draws)]
+        draws = [self.drawing.drawn(likelihood, f, y, self.generator) for _ in range(self.n_draws)]
         return [torch.stack(part, dim=-1) / self.n_draws**0.5 for part in zip(*draws, strict=True)]
 
     def curvatures(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[OutputCurvature] | None:
@@ -103,6 +134,7 @@ class Sampled(Fisher):
 class Empirical(Fisher):
     """Observed labels: Σ r rᵀ. Not a Hessian approximation away from a calibrated model; never a default."""
 
+    described = "observed labels, no approximation of the Hessian"
     separate_sites = True
     repeatable = True
 

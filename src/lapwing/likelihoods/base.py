@@ -121,6 +121,11 @@ class Likelihood(ABC):
         """Unit-dispersion residuals of targets drawn from the model: E[r rᵀ] = S_g S_gᵀ; each (..., C)."""
         return [self.residual(f, self.sample(f, generator=generator))]
 
+    def part_sketched(self, f: Tensor, y: Tensor, *, generator: torch.Generator) -> Sequence[Tensor]:
+        """S_g z with independent signs z = ±1, so E[S z zᵀ Sᵀ] = S_g S_gᵀ; each (..., C)."""
+        roots = self.part_roots(f, y)
+        return [(S @ random_signs(S[..., 0, :], generator)[..., None])[..., 0] for S in roots]
+
     def part_residuals(self, f: Tensor, y: Tensor) -> Sequence[Tensor]:
         """Unit-dispersion residuals r_g of the observed targets with ∇ log p = Σ_g c_g r_g; each (..., C)."""
         return [self.residual(f, y)]
@@ -132,3 +137,9 @@ class Likelihood(ABC):
     def log_lik(self, statistics: Tensor) -> Tensor:
         """Σ log p(y | f) over the data the statistics came from; differentiable in the dispersion."""
         return statistics[0]
+
+
+def random_signs(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Independent ±1 with equal chances, of the shape and type of `like`."""
+    bits = torch.randint(0, 2, like.shape, generator=generator, device=generator.device, dtype=torch.int8)
+    return (2 * bits - 1).to(dtype=like.dtype, device=like.device)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from lapwing.errors import InputError
-from lapwing.likelihoods.base import Likelihood, Sites
+from lapwing.likelihoods.base import Likelihood, Sites, random_signs
 from lapwing.likelihoods.output_curvature import Independent, OutputCurvature
 from lapwing.likelihoods.targets import as_tensor, check_class_axis, first_index, in_shape
 
@@ -56,6 +56,9 @@ class Bernoulli(Likelihood):
 
     def hessian_root(self, f: Tensor, y: Tensor) -> Tensor:
         return torch.diag_embed(torch.sigmoid(f).sqrt() * torch.sigmoid(-f).sqrt())
+
+    def part_sketched(self, f: Tensor, y: Tensor, *, generator: torch.Generator) -> Sequence[Tensor]:
+        return [torch.sigmoid(f).sqrt() * torch.sigmoid(-f).sqrt() * random_signs(f, generator)]
 
     def sample(self, f: Tensor, *, generator: torch.Generator) -> Tensor:
         return torch.bernoulli(torch.sigmoid(f).to(generator.device), generator=generator).to(f.device)

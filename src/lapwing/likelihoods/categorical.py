@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lapwing.errors import InputError, InputTypeError, ShapeError
-from lapwing.likelihoods.base import Likelihood, Sites
+from lapwing.likelihoods.base import Likelihood, Sites, random_signs
 from lapwing.likelihoods.output_curvature import OutputCurvature, Softmax, complement
 from lapwing.likelihoods.targets import as_tensor, check_class_axis, first_index, in_shape
 
@@ -135,6 +135,15 @@ class Categorical(Likelihood):
         drawn = _label_residual(f, self.sample(f, generator=generator))
         return [self.term_weight(f, y).sqrt()[..., None] * drawn]
 
+    def part_sketched(self, f: Tensor, y: Tensor, *, generator: torch.Generator) -> Sequence[Tensor]:
+        """√w_y R z with the root R = diag √p − p √pᵀ of diag p − p pᵀ, in C operations instead of C².
+
+        (R z)_c = √p_c z_c (1 − p_c) − p_c Σ_{k≠c} √p_k z_k, in which nothing cancels where p_c is near one.
+        """
+        p = torch.softmax(f, -1)
+        u = p.sqrt() * random_signs(p, generator)
+        return [self.term_weight(f, y).sqrt()[..., None] * (u * complement(p) - p * _sum_of_others(p, u))]
+
     def term_weight(self, f: Tensor, y: Tensor) -> Tensor:
         """w_y, and zero where ignored: (...)."""
         counted = y != self.ignore_index
@@ -152,6 +161,13 @@ def _label_residual(f: Tensor, y: Tensor) -> Tensor:
     label = torch.where((y >= 0) & (y < f.shape[-1]), y, 0)[..., None]
     others = torch.softmax(f, -1).scatter(-1, label, 0.0)
     return others.neg().scatter(-1, label, others.sum(-1, keepdim=True))
+
+
+def _sum_of_others(p: Tensor, u: Tensor) -> Tensor:
+    """Σ_{k≠c} u_k for every c; for the most probable class the others are added up without it."""
+    largest = p.argmax(-1, keepdim=True)
+    small = u.scatter(-1, largest, 0.0).sum(-1, keepdim=True)
+    return (small + u.gather(-1, largest) - u).scatter(-1, largest, small)
 
 
 def _checked_weight(weight: Sequence[float] | Tensor) -> tuple[float, ...]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lapwing.errors import InputError, InputTypeError, NumericalError, ShapeError
-from lapwing.likelihoods.base import Likelihood, Sites
+from lapwing.likelihoods.base import Likelihood, Sites, random_signs
 from lapwing.likelihoods.output_curvature import Independent, OutputCurvature
 from lapwing.likelihoods.targets import as_tensor, check_class_axis, in_shape, require_finite
 
@@ -110,6 +110,9 @@ class Gaussian(Likelihood):
 
     def part_sampled(self, f: Tensor, y: Tensor, *, generator: torch.Generator) -> Sequence[Tensor]:
         return self._by_part(_standard_normal(f, generator))
+
+    def part_sketched(self, f: Tensor, y: Tensor, *, generator: torch.Generator) -> Sequence[Tensor]:
+        return self._by_part(random_signs(f, generator))
 
     def part_residuals(self, f: Tensor, y: Tensor) -> Sequence[Tensor]:
         return self._by_part(y.to(f.dtype) - f)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lapwing.errors import InputError
-from lapwing.likelihoods.base import Likelihood, Sites
+from lapwing.likelihoods.base import Likelihood, Sites, random_signs
 from lapwing.likelihoods.output_curvature import Independent, OutputCurvature
 from lapwing.likelihoods.targets import as_tensor, check_class_axis, first_index, in_shape, require_finite
 
@@ -87,6 +87,9 @@ class Poisson(Likelihood):
 
     def hessian_root(self, f: Tensor, y: Tensor) -> Tensor:
         return torch.diag_embed((_counts_and_log_rate(f, y)[1] / 2).exp())
+
+    def part_sketched(self, f: Tensor, y: Tensor, *, generator: torch.Generator) -> Sequence[Tensor]:
+        return [(_counts_and_log_rate(f, y)[1] / 2).exp() * random_signs(f, generator)]
 
     def sample(self, f: Tensor, *, generator: torch.Generator) -> Tensor:
         """Counts at the constant exposure, encoded: (..., C, 2)."""

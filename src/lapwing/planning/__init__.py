@@ -3,12 +3,15 @@
 from lapwing.planning.budget import in_words, parse_memory
 from lapwing.planning.choice import Choice, Needs, choose, refuse_factors_of_a_selection
 from lapwing.planning.costs import Line, Question, forward_macs, n_columns
+from lapwing.planning.kind import Affordable, Kind, settled
 from lapwing.planning.plan import Plan, make_plan
 from lapwing.planning.rehearsal import Rehearsal
 from lapwing.planning.survey import Survey
 
 __all__ = [
+    "Affordable",
     "Choice",
+    "Kind",
     "Line",
     "Needs",
     "Plan",
@@ -22,4 +25,5 @@ __all__ = [
     "n_columns",
     "parse_memory",
     "refuse_factors_of_a_selection",
+    "settled",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lapwing.curvature import (
     GP,
@@ -22,8 +22,10 @@ from lapwing.curvature import (
 )
 from lapwing.planning.budget import chunk_floats
 from lapwing.planning.choice import Needs, name_of
+from lapwing.planning.effort import layer_macs as _layer
+from lapwing.planning.kind import Kind, settled
 from lapwing.planning.rehearsal import Rehearsal
-from lapwing.planning.survey import Survey, Tile, counted
+from lapwing.planning.survey import Survey, counted
 
 _ROUNDS = 6  # passes that leading eigenpairs usually take
 _PRODUCT = 5  # forward passes that a product with H takes: three forward with tangents, two backward
@@ -52,18 +54,31 @@ class Question:
     params: str
     needs: Needs
     rehearsal: Rehearsal
-    fisher: Fisher
+    kind: Kind  # of curvature; what `auto` takes depends on the structure
     n_data: int | None  # None when the data do not say
     n_inputs: int
     forward_macs: int  # multiplications of one forward pass of the whole network, per datum
-    body_columns: int  # columns that go through the whole network: none when only the output layer is inferred
+    through_body: bool  # whether columns go through the whole network: not when only the output layer is inferred
 
     @property
     def survey(self) -> Survey:
         return self.needs.survey
 
+    @property
+    def fisher(self) -> Fisher:
+        assert isinstance(self.kind, Fisher)  # `line` settles it first
+        return self.kind
+
+    @property
+    def body_columns(self) -> int:
+        return self.columns if self.through_body else 0
+
     def line(self, structure: Structure) -> Line:
+        """What it keeps and takes, with the kind of curvature that goes with it."""
         structure = self.needs.settled(structure)
+        return replace(self, kind=settled(self.kind, structure, self.needs)[0])._line(structure)
+
+    def _line(self, structure: Structure) -> Line:
         stored, fit, predict = self._bytes(structure)
         return Line(
             name_of(structure),
@@ -209,11 +224,3 @@ def n_columns(rehearsal: Rehearsal, fisher: Fisher) -> int:
 
 def forward_macs(survey: Survey) -> int:
     return max(1, sum(_layer(tile) for tile in survey.tiles))
-
-
-def _layer(tile: Tile) -> int:
-    """Multiplications of one layer's forward pass, per datum."""
-    if tile.maps is None:
-        return tile.p
-    q, o, i = tile.maps
-    return tile.r * q * o * i

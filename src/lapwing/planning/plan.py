@@ -11,6 +11,7 @@ from lapwing.errors import InputError
 from lapwing.planning.budget import in_words
 from lapwing.planning.choice import choose, name_of
 from lapwing.planning.costs import Line, Question
+from lapwing.planning.kind import settled
 
 STRUCTURES: tuple[Structure, ...] = (Full(), Block(), Kron(), Ekfac(), Diag(), LowRank(), GP(), MatrixFree())
 LAST_LAYER: tuple[Structure, ...] = (Full(), Kron())
@@ -52,7 +53,8 @@ def make_plan(questions: Sequence[Question]) -> Plan:
     chosen, why = None, ""
     try:
         choice = choose(None, whole.needs)
-        chosen, why = rows[_position(choice.structure, offered)], choice.why
+        _, kind_why = settled(whole.kind, choice.structure, whole.needs)
+        chosen, why = rows[_position(choice.structure, offered)], "; ".join(filter(None, (choice.why, kind_why)))
     except InputError as refusal:
         why = str(refusal)
     return Plan(tuple(rows), chosen, why, whole.needs.budget, whole.rehearsal.x.n, whole.n_inputs)

@@ -44,6 +44,7 @@ def findings(posterior: Posterior) -> Iterator[Finding]:
     yield from Finding.of_groups(prior.group_names, prior.precisions.detach(), *posterior.precision_bounds())
     yield from Finding.of_unused([name for name in layout.names if not bool(bends[layout[name]].any())])
     yield Finding.of_structure(posterior.structure.described, posterior.why)
+    yield Finding.of_fisher(posterior.fisher.described)
     yield from Finding.of_loose(_loose(posterior))
     linearised = posterior.linearised
     yield Finding.of_rows(tuple(linearised.ruled), linearised.rest.names, linearised.vectorised)

@@ -385,7 +385,8 @@ class Posterior:
         """
         self.check_unrefined("downdated")
         if not self.structure.additive or isinstance(self.fisher, Sampled):
-            what = 'fisher="mc"' if self.structure.additive else f"{type(self.structure).__name__} curvature"
+            drawn = 'fisher="mc" (or "auto" on large data, which samples too)'
+            what = drawn if self.structure.additive else f"{type(self.structure).__name__} curvature"
             raise StructureError(f"downdated: with {what} data cannot be taken out exactly. Fit again without them.")
         if self.estimate.in_expectation:
             raise StructureError(

@@ -25,9 +25,11 @@ from lapwing.curvature import (
     FitStatistics,
     Full,
     Kron,
+    Labels,
     LowRank,
     Nystrom,
     Sampled,
+    Signs,
 )
 from lapwing.em import EMStep
 from lapwing.errors import StorageError, StructureError
@@ -267,6 +269,8 @@ OTHERS = {
     "FitStatistics": Entry(FitStatistics, check=_check_statistics),
     "Exact": Entry(Exact),
     "Sampled": Entry(Sampled),
+    "Labels": Entry(Labels),
+    "Signs": Entry(Signs),
     "Empirical": Entry(Empirical),
     "GaussianPrior": Entry(GaussianPrior, _one_index, _check_prior, restored=_every_index),
     "ParamLayout": Entry(ParamLayout, check=_check_layout, on_host=True),

@@ -1,0 +1,52 @@
+"""Which kind of curvature is summed: the exact GGN where that is cheap, else an unbiased sketch of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from lapwing.curvature import Diag, Exact, Fisher, Kron, Sampled, Signs, Structure
+from lapwing.planning.choice import Needs
+from lapwing.planning.effort import Effort
+
+MOST_EPOCHS = 3.0  # estimated gradient epochs up to which exact columns are taken; measured fits take up to twice that
+MOST_SECONDS = 1.0  # estimated time up to which exact columns are taken, whatever the epochs
+LEAST_ROWS = 2_000  # rows of a sketch: with fewer data each gives several
+
+
+@dataclass(frozen=True, eq=False)
+class Affordable:
+    """`fisher="auto"`: what is summed is settled when the structure is."""
+
+    generator: torch.Generator
+
+    def settled(self, structure: Structure, needs: Needs) -> tuple[Fisher, str]:
+        """The kind of curvature for a structure, and why."""
+        columns = needs.survey.linearised.k
+        if not isinstance(structure, Kron | Diag):
+            return Exact(), "exact curvature, as this structure is made from"
+        if needs.survey.linearised.only_last and not needs.selected:
+            return Exact(), "exact curvature, which the output layer has in closed form"
+        effort = Effort(needs.survey, needs.n_data or 1)
+        epochs = effort.epochs(structure, columns)
+        outputs = f"{columns:,} output{'s' * (columns != 1)} per datum"
+        if epochs <= MOST_EPOCHS:
+            return Exact(), f"exact curvature: {outputs}, about {epochs:.2g} gradient epochs"
+        if needs.n_data is not None and effort.seconds(effort.macs(structure, columns)) <= MOST_SECONDS:
+            return Exact(), "exact curvature: the data are few enough for about a second"
+        n_draws = -(-LEAST_ROWS // (needs.n_data or LEAST_ROWS))
+        if n_draws >= columns:
+            return Exact(), f"exact curvature: {outputs} are fewer than a sketch of so few data would need"
+        saved = f"{outputs} would take about {epochs:.2g} gradient epochs, the sketch {{:.2g}}"
+        draws = f"{n_draws} random combination{'s' * (n_draws > 1)} of the outputs per datum"
+        why = f"sampled curvature, {draws}: {saved.format(effort.epochs(structure, n_draws))}"
+        return Sampled(self.generator, n_draws, Signs()), why
+
+
+Kind = Fisher | Affordable
+
+
+def settled(kind: Kind, structure: Structure, needs: Needs) -> tuple[Fisher, str]:
+    """What was asked for, or what `auto` takes."""
+    return (kind, "") if isinstance(kind, Fisher) else kind.settled(structure, needs)
