@@ -256,6 +256,31 @@ def test_sampled_curvature_is_saved_and_loaded(tmp_path: Path) -> None:
     assert torch.equal(loaded.curvature.diagonal(), posterior.curvature.diagonal())
 
 
+# --- time ------------------------------------------------------------------------------------------------
+
+
+def test_a_segmentation_network_gets_kronecker_factors() -> None:
+    """1,833 parameters, but 192 outputs per image: the full matrix would take hundreds of gradient epochs."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 14, 3, padding=1), nn.ReLU(), nn.Conv2d(14, 13, 3, padding=1), nn.ReLU())
+    model.append(nn.Conv2d(13, 3, 1))
+    data = torch.randn(40, 1, 8, 8), torch.randint(0, 3, (40, 8, 8))
+    posterior = lw.fit(model, data, lw.Categorical(class_axis=1))
+    assert posterior.structure == lw.Kron() and "gradient epochs with tuning" in posterior.why
+    full = lw.fit(model, (data[0][:1], data[1][:1]), lw.Categorical(class_axis=1))
+    assert full.structure == lw.Full()  # one image: well under a second
+
+
+def test_without_a_number_of_data_the_parameters_decide() -> None:
+    model, (X, Y) = small()
+
+    class Stream:
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            return iter([(X, Y)])
+
+    assert lw.fit(model, Stream(), "classification").structure == lw.Full()
+
+
 # --- the command line --------------------------------------------------------------------------------
 
 

@@ -9,10 +9,15 @@ from lapwing.curvature import GP, Block, Diag, Ekfac, Full, Kron, MatrixFree, Ny
 from lapwing.errors import InputError, StructureError
 from lapwing.operators import GroupedDiagonal
 from lapwing.planning.budget import chunk_floats, in_words
+from lapwing.planning.effort import Effort
 from lapwing.planning.survey import Survey
 
-MOST_FULL = 5_000  # parameters up to which `auto` takes the full matrix: about a second of factorisation
+MOST_FULL = 5_000  # parameters up to which `auto` considers the full matrix
 MOST_CUBES = 10**12  # Σ q (i³ + o³) up to which `auto` takes Kronecker factors: about ten minutes on one core
+SHORT = 1.0  # seconds, of a fit and the factorisations of tuning, that need no excuse
+MOST_FIT_EPOCHS = 6  # gradient epochs that a fit may take where it takes longer
+MOST_EPOCHS = 60  # gradient epochs that fit and factorisations may take together: about what training takes
+LONG_EIGEN = 60.0  # seconds of eigendecompositions that need no excuse
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,29 @@ class Needs:
     def fits(self, structure: Structure) -> bool:
         return self.needed_bytes(structure) <= self.budget
 
+    @cached_property
+    def effort(self) -> Effort | None:
+        """How long structures take; None when the data do not say how many they are."""
+        return None if self.n_data is None else Effort(self.survey, self.n_data)
+
+    @property
+    def full_takes_long(self) -> bool:
+        """Whether the full matrix, with the factorisations of tuning, costs more than it should by default."""
+        if self.effort is None:
+            return False
+        effort, columns = self.effort, self.survey.linearised.k
+        fit = effort.seconds(effort.macs(Full(), columns))
+        total, epoch = fit + effort.factorisation_seconds(columns), effort.epoch_seconds
+        return total > SHORT and (fit > MOST_FIT_EPOCHS * epoch or total > MOST_EPOCHS * epoch)
+
+    @property
+    def eigen_takes_long(self) -> bool:
+        """Whether the Kronecker factors take longer to decompose than they should by default."""
+        if self.survey.cubes > MOST_CUBES:
+            return True
+        effort = self.effort
+        return effort is not None and effort.eigen_seconds > max(LONG_EIGEN, MOST_EPOCHS * effort.epoch_seconds)
+
     @property
     def selected(self) -> bool:
         """Whether single entries of tensors are inferred: no structure of a layer is left then."""
@@ -130,21 +158,30 @@ def _taken(needs: Needs) -> tuple[Structure, str]:
     parameters, budget = f"{needs.p:,} parameters", in_words(needs.budget)
     if needs.selected:
         return Full(), f"a subnetwork of {parameters} is chosen to be small enough for the full matrix"
-    if needs.p <= MOST_FULL and needs.fits(Full()):
+    if needs.p <= MOST_FULL and needs.fits(Full()) and not needs.full_takes_long:
         return Full(), f"{parameters}: the full matrix is exact and affordable"
-    no_full = (
-        f"{parameters} are more than the {MOST_FULL:,} up to which the full matrix is taken"
-        if needs.p > MOST_FULL
-        else f"the full matrix of {parameters} does not fit {budget}"
-    )
+    no_full = _why_not_full(needs)
     if needs.kron is None:
         return Diag(), f"{no_full}, and Kronecker factors cannot take a prior with several precisions in one tensor"
     if not needs.fits(needs.kron):
         needed = in_words(needs.needed_bytes(needs.kron))
         return Diag(), f"{no_full}, and Kronecker factors would need {needed} of {budget}"
-    if needs.survey.cubes > MOST_CUBES:
+    if needs.eigen_takes_long:
         return Diag(), f"{no_full}, and decomposing the Kronecker factors of such wide layers would take too long"
     return needs.kron, f"{no_full}; Kronecker factors keep the correlations within each layer"
+
+
+def _why_not_full(needs: Needs) -> str:
+    parameters = f"{needs.p:,} parameters"
+    if needs.p > MOST_FULL:
+        return f"{parameters} are more than the {MOST_FULL:,} up to which the full matrix is taken"
+    if not needs.fits(Full()):
+        return f"the full matrix of {parameters} does not fit {in_words(needs.budget)}"
+    assert needs.effort is not None
+    columns = needs.survey.linearised.k
+    total = needs.effort.epochs(Full(), columns)
+    total += needs.effort.factorisation_seconds(columns) / needs.effort.epoch_seconds
+    return f"the full matrix of {parameters} would take about {total:,.0f} gradient epochs with tuning"
 
 
 def _too_big(structure: Structure, needs: Needs) -> str:
