@@ -64,10 +64,10 @@ class LinearTuning:
         The evidence determines a log precision to about √(2/γ_g), so that to solve for its mode much further gains
         nothing. By products with J, a few passes over the data.
         """
-        precise, direct = posterior.curvature.precise, design.direct(posterior.sites, posterior.prior.P0)
-        if direct is not None and (budget.exact or direct.J.numel() <= _TINY):
+        precise = posterior.curvature.precise
+        if design.precise and (budget.exact or _is_tiny(posterior)):
             return cls(60, 1e-7, PRECISE, 5) if precise else cls(20, 1e-2, PRECISE, 0)
-        if direct is not None:
+        if design.direct(posterior.sites, posterior.prior.P0) is not None:
             rounds, enough = (4, _BETWEEN) if budget.shape_only else (12, ROUGH)
             return cls(rounds, 1e-2, Effort(1e-3, 10, 2, budget.over), 5 if precise else 0, enough)
         if budget.exact:
@@ -121,8 +121,11 @@ def tune_at_linear_mode(
 
 def at_leisure(ascend: Ascent, posterior: Posterior, budget: Budget) -> Ascent:
     """To rounding if asked for, or if that takes no time."""
-    tiny = posterior.n_data * posterior.linearised.k * posterior.layout.p <= _TINY
-    return ascend if budget.exact or tiny else roughly(ascend, ROUGH)
+    return ascend if budget.exact or _is_tiny(posterior) else roughly(ascend, ROUGH)
+
+
+def _is_tiny(posterior: Posterior) -> bool:
+    return posterior.n_data * posterior.linearised.k * posterior.layout.p <= _TINY
 
 
 def roughly(ascend: Ascent, enough: float) -> Ascent:
