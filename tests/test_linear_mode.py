@@ -12,9 +12,10 @@ from torch import Tensor, nn
 import lapwing as lw
 import oracle
 from lapwing.data import as_batches, as_input
-from lapwing.linear_model import PRECISE, Expansion, design, in_fixed_order
+from lapwing.linear_model import PRECISE, Expansion, design, in_fixed_order, is_stored
 from lapwing.observations import observed
 from lapwing.products.jvp import by_rows, choose_jvp, forward_mode, reverse_twice, together
+from lapwing.tune import _most_stored
 from lapwing.tuning.joint import find_mode
 from lapwing.tuning.occam import DenseOccam, KernelOccam
 from lapwing.tuning.target import DenseTarget, HeldTarget, SpectralTarget, target
@@ -434,6 +435,10 @@ def test_a_small_budget_keeps_no_jacobian():
     """memory= of fit holds for tune: without room for J the network is visited anew, and the search ends early."""
     model, x, y = problem("classification", n=80)
     fitted = lw.fit(model, (x, y), "classification", structure="kron")
-    tight = lw.tune(replace(fitted, chunk_floats=1), (x, y), budget="exact")
-    assert tight.expansion.search.relative_gradient > 1e-9 > lw.tune(fitted, (x, y)).expansion.search.relative_gradient
-    assert abs(float(tight.prior.precisions.log() - lw.tune(fitted, (x, y)).prior.precisions.log())) < 1
+    tight, roomy = replace(fitted, chunk_floats=1), fitted
+    assert is_stored(80 * 3, fitted.layout.p, _most_stored(roomy), exact=True)
+    assert not is_stored(80 * 3, fitted.layout.p, _most_stored(tight), exact=True)
+    streamed, stored = (lw.tune(each, (x, y), budget="exact") for each in (tight, roomy))
+    assert streamed.expansion.search.relative_gradient < 1e-5
+    assert stored.expansion.search.relative_gradient < 1e-9
+    assert abs(float(streamed.prior.precisions.log() - stored.prior.precisions.log())) < 1
