@@ -19,7 +19,7 @@ from lapwing.data import as_batches
 from lapwing.predictive.link_rules import DEFAULT, PROBIT
 from lapwing.tuning.held_out import HeldOut as HeldOutPass
 from lapwing.tuning.held_out import Shift
-from lapwing.tuning.scoring import Freedom, Score, _best_temperature
+from lapwing.tuning.scoring import Freedom, Score, _best_on
 from lapwing.tuning.validation import GRID, NO_SPREAD, Candidate
 from lapwing.tuning.variables import _log_scale_bounds
 from oracle import assert_close
@@ -471,7 +471,8 @@ def test_validation_with_known_noise_is_brute_force():
 def test_a_temperature_pays_for_itself_once_for_all_terms():
     """(log T − 1)² + (log T / ½)² / 2n is least at log T = 1 / (1 + 2/n), which a parabola finds."""
     for n in (10, 1000):
-        found = _best_temperature(lambda T: (log(T) - 1) ** 2, PROBIT, Freedom(False, 0.5, 0.5), n)
+        grid = torch.linspace(-1.8, 2.4, 8, dtype=torch.float64)
+        found = _best_on(grid, lambda T: (T.log() - 1) ** 2, PROBIT, Freedom(False, 0.5, 0.5), n)
         assert log(found.dispersion) == pytest.approx(1 / (1 + 2 / n), rel=1e-9)
         assert found.cost == pytest.approx(2 / (1 + 2 / n) ** 2, rel=1e-9)
 

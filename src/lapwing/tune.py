@@ -208,9 +208,9 @@ class _Choice:
                 observed, fixed, posterior.likelihood, posterior.sites, progress=progress, what="linear mode"
             )
             most = _most_stored(posterior)
-            make = partial(
-                design, posterior.linearised, source, n=posterior.n_data, most_floats=most, exact=budget.exact
-            )
+            n = posterior.n_data
+            work = budget.most_work(n)
+            make = partial(design, posterior.linearised, source, n=n, most_floats=most, most_work=work)
             recurved = partial(_recurved, source=source) if self.curvature.at_mode else None
         with random_state_kept(), keeping.keeper(posterior, source) as keeper:
             if posterior.estimate.in_expectation and batches is not None:  # over a posterior that is being replaced
@@ -229,8 +229,8 @@ class _Choice:
         """Whether the mode would take passes over the training data that the budget does not have."""
         if tuning.quadratic_is_exact(posterior) or self.mean_at_mode or self.curvature.at_mode:
             return False
-        n_rows, most = posterior.n_data * posterior.linearised.k, _most_stored(posterior)
-        stored = is_stored(n_rows, posterior.layout.p, most, exact=budget.exact)
+        n, most = posterior.n_data, _most_stored(posterior)
+        stored = is_stored(n * posterior.linearised.k, posterior.layout.p, most, budget.most_work(n))
         return not (stored or budget.affords_products())
 
     def _averages(self, tuned: Posterior, batches: Batches) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 
 import torch
 
@@ -24,8 +25,6 @@ from lapwing.linear_model.direct import MOST_SIDE, DirectSolver
 from lapwing.linearise import Linearised, Trace
 from lapwing.operators import GroupedDiagonal, Rows
 from lapwing.products import FORWARD, Jvp, Source, can_push, choose_jvp, pushed
-
-_MOST_WORK = 6 * 10**9  # multiplications of one factorisation: about half a second
 
 
 class Piece(ABC):
@@ -141,17 +140,17 @@ class StreamedDesign(Design):
         return Joiner(self.linearised.worth_a_pass).through(self.source())
 
 
-def is_stored(n_rows: int, p: int, most_floats: int, *, exact: bool) -> bool:
+def is_stored(n_rows: int, p: int, most_floats: int, most_work: float) -> bool:
     """Whether J is worth keeping: it fits, and Newton's systems are quick to factorise (or all digits are wanted)."""
     work = n_rows**3 // 3 if n_rows < p else n_rows * p**2
-    quick = min(n_rows, p) <= MOST_SIDE and work <= _MOST_WORK
-    return n_rows * p <= most_floats and (exact or quick)
+    quick = min(n_rows, p) <= MOST_SIDE and work <= most_work
+    return n_rows * p <= most_floats and (most_work == inf or quick)
 
 
-def design(linearised: Linearised, source: Source, *, n: int, most_floats: int, exact: bool = True) -> Design:
+def design(linearised: Linearised, source: Source, *, n: int, most_floats: int, most_work: float = inf) -> Design:
     """Keep J where that pays, else visit the network anew in every pass."""
     size = n * linearised.layout.p
-    if is_stored(n * linearised.k, linearised.layout.p, most_floats, exact=exact):
+    if is_stored(n * linearised.k, linearised.layout.p, most_floats, most_work):
         return StoredDesign(tuple(_stored(linearised, source)), size)
     first = ranks.first_of(source)[0]
     jvp = choose_jvp(linearised, first)

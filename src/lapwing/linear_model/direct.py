@@ -19,7 +19,7 @@ from lapwing._types import Float, Int, Tensor
 from lapwing.errors import NumericalError
 from lapwing.operators import GroupedDiagonal, Rows
 
-Solve = Callable[[Float[Tensor, " p"]], Float[Tensor, " p"]]
+Solve = Callable[[Tensor], Tensor]  # (..., p) → (..., p)
 Root = Float[Tensor, "n t c m"]  # √κ S of every likelihood term
 
 MOST_SIDE = 2_500  # rows or parameters up to which systems are factorised: about half a second in float64
@@ -54,13 +54,13 @@ class DirectSolver:
         """v ↦ (JᵀS SᵀJ + P₀)⁻¹ v."""
         L, delta = self._factor(P0, S), P0.diagonal
         if not self.dual:
-            return lambda v: torch.cholesky_solve(v[:, None], L)[:, 0]
+            return lambda v: torch.cholesky_solve(v.reshape(-1, v.shape[-1]).T, L).T.reshape(v.shape)
 
-        def solve(v: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
-            w = v / delta
-            inner = torch.cholesky_solve(_times_root((self.J @ w)[None], S).T, L)[:, 0]
-            back = torch.einsum("ntcm,ntm->ntc", S, inner.reshape(*S.shape[:2], S.shape[3]))
-            return w - (back.flatten() @ self.J) / delta
+        def solve(v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+            w = (v / delta).reshape(-1, v.shape[-1])
+            inner = torch.cholesky_solve(_times_root(w @ self.J.T, S).T, L).T
+            back = torch.einsum("ntcm,bntm->bntc", S, inner.reshape(-1, *S.shape[:2], S.shape[3]))
+            return (w - (back.flatten(1) @ self.J) / delta).reshape(v.shape)
 
         return solve
 

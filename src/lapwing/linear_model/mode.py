@@ -206,10 +206,14 @@ def _relative(from_data: Float[Tensor, " p"], pull: Float[Tensor, " p"]) -> floa
 
 
 def solve_near(
-    problem: Problem, at: Expansion, b: Float[Tensor, " p"], preconditioner: Precision, rtol: float
-) -> Float[Tensor, " p"]:
+    problem: Problem, at: Expansion, B: Float[Tensor, "m p"], preconditioner: Precision, rtol: float
+) -> Float[Tensor, "m p"]:
     """H(θ)⁻¹ b with the linear model's own Hessian at a point: how the mode moves when its gradient changes by b."""
-    return b if not bool(b.any()) else _conjugate_gradients(problem, at, b, preconditioner, rtol, _MOST_NEAR)[0]
+    factorised = problem.factorised(at.outputs)
+    if factorised is not None:
+        return factorised(B)
+    each = (_conjugate_gradients(problem, at, b, preconditioner, rtol, _MOST_NEAR)[0] if bool(b.any()) else b for b in B)
+    return torch.stack(list(each))
 
 
 def _conjugate_gradients(

@@ -36,22 +36,20 @@ class RootKernels:
     """The rows M with the kernels M E_g Mᵀ of each prior group, kept because tuning asks for them again and again."""
 
     rows: Rows
-    _kept: tuple[Tensor, list[Tensor]] | None = field(default=None, init=False)  # groups, and the kernel of each
+    _kept: tuple[Tensor, Float[Tensor, "g r r"]] | None = field(default=None, init=False)  # groups, and their kernels
 
     def kernel(self, D: GroupedDiagonal) -> Float[Tensor, "r r"]:
         """M D Mᵀ = Σ_g d_g (M E_g Mᵀ)."""
         if D.n_groups > _MAX_CACHED_GROUPS:
             return self.rows.cross(self.rows, D)
-        kernels = self._kernels(D)
-        total = D.values[0] * kernels[0]
-        for d, K in zip(D.values[1:], kernels[1:], strict=True):
-            total = total + d * K
-        return total
+        kernels = self.group_kernels(D)
+        return (D.values @ kernels.flatten(1)).reshape(kernels.shape[1:])
 
-    def _kernels(self, D: GroupedDiagonal) -> list[Tensor]:
+    def group_kernels(self, D: GroupedDiagonal) -> Float[Tensor, "g r r"]:
+        """M E_g Mᵀ of every group, kept; for few groups."""
         kept = self._kept  # read once and written whole: another thread may ask for other groups meanwhile
         if kept is None or not torch.equal(kept[0], D.index):
-            kept = D.index, [self._group_kernel(E, g) for g, E in enumerate(_groups(D))]
+            kept = D.index, torch.stack([self._group_kernel(E, g) for g, E in enumerate(_groups(D))])
             self._kept = kept
         return kept[1]
 
@@ -73,7 +71,7 @@ class RootKernels:
         rows = [root.rows for root in roots]
         groups = [rows[0].cross_each(rows, rows, E) for E in _groups(D)]
         for root, kernels in zip(roots, zip(*groups, strict=True), strict=True):
-            root._kept = D.index, list(kernels)
+            root._kept = D.index, torch.stack(kernels)
 
     def _group_kernel(self, E: GroupedDiagonal, g: int) -> Float[Tensor, "r r"]:
         """M E_g Mᵀ; a matrix is cut to the group's columns."""
@@ -234,7 +232,7 @@ class LowRankPrecision(Precision):
             half = self._half_scale
             B = half[:, None] * root.kernel(D) * half
             # B = I + a positive semi-definite matrix: nothing but rounding can take its eigenvalues below one.
-            B = B + torch.eye(len(B), dtype=B.dtype, device=B.device)
+            B.diagonal().add_(1.0)
             if root is exact or root.rows.rounding * float(B.detach().diagonal().max()) <= _DIGITS:
                 break
         return B

@@ -31,9 +31,9 @@ class SiteGaussian:
     mean: Float[Tensor, "n t c"]
     cov: Float[Tensor, "n t c c"]
 
-    def tempered(self, temperature: float) -> SiteGaussian:
-        """Of f / T."""
-        return SiteGaussian(self.mean / temperature, self.cov / temperature**2)
+    def tempered(self, T: float | Tensor) -> SiteGaussian:
+        """Of f / T; several temperatures (k, 1, 1, 1) come out along an axis in front."""
+        return SiteGaussian(self.mean / T, self.cov / (T if isinstance(T, float) else T[..., None]) ** 2)
 
 
 @dataclass(frozen=True, eq=False)

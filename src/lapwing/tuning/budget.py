@@ -11,6 +11,7 @@ from lapwing.errors import InputError, InputTypeError
 
 _DEFAULT_PASSES = 6.0
 LEAST_PASSES = 2.7  # of a search by products with J: one product and a gradient
+_WORK_PER_DATUM = 2.5e5
 _WORDS = 'a number of passes over the training data, a time such as "30s" or "2min", "fast", "balanced" or "exact"'
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
@@ -57,7 +58,19 @@ class Budget:
 
         Where held-out data choose the scale, the evidence at the trained weights gives relative precisions as good.
         """
-        return self.passes >= LEAST_PASSES and (self.asked or not self.shape_only)
+        return self.passes >= LEAST_PASSES and not self.only_shape
+
+    @property
+    def only_shape(self) -> bool:
+        """Whether nothing more than relative precisions is wanted, by default."""
+        return self.shape_only and not self.asked
+
+    def most_work(self, n: int) -> float:
+        """Multiplications that one factorisation of the linear model's Hessian may take, of n data.
+
+        A search takes some sixty of them; by default that is less than a training of sixty epochs in mini-batches.
+        """
+        return _WORK_PER_DATUM * n * self.passes / _DEFAULT_PASSES
 
     def over(self) -> bool:
         """Whether the time is spent."""

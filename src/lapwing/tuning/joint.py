@@ -31,7 +31,7 @@ from lapwing.tuning.mode import MOST_RESPONSES, both_moved, find_mode, find_mode
 from lapwing.tuning.position import Stage, Turns
 from lapwing.tuning.step import noise_is_free, noise_of, step, with_noise
 
-_TINY = 1 << 20  # entries of J up to which the mode is found to rounding: fractions of a second
+_TINY = 1 << 18  # entries of J up to which the mode is found to rounding: fractions of a second
 _CLOSE = Effort(1e-5, 30, 60)  # without float64 the network's own products have seven digits at most
 _PASSES_OF_A_PRODUCT = 1.7  # tangents forward and cotangents back, in passes of a gradient
 _PASSES_OF_A_ROUND = 6.0
@@ -65,10 +65,10 @@ class LinearTuning:
         nothing. By products with J, a few passes over the data.
         """
         precise = posterior.curvature.precise
-        if design.precise and (budget.exact or _is_tiny(posterior)):
+        if design.precise and (budget.exact or (_is_tiny(posterior) and not budget.only_shape)):
             return cls(60, 1e-7, PRECISE, 5) if precise else cls(20, 1e-2, PRECISE, 0)
         if design.direct(posterior.sites, posterior.prior.P0) is not None:
-            rounds, enough = (4, _BETWEEN) if budget.shape_only else (12, ROUGH)
+            rounds, enough = (1, _BETWEEN) if budget.only_shape else (12, ROUGH)
             return cls(rounds, 1e-2, Effort(1e-3, 10, 2, budget.over), 5 if precise else 0, enough)
         if budget.exact:
             return cls(20, 1e-3, _CLOSE, 0)
@@ -120,7 +120,9 @@ def tune_at_linear_mode(
 
 
 def at_leisure(ascend: Ascent, posterior: Posterior, budget: Budget) -> Ascent:
-    """To rounding if asked for, or if that takes no time."""
+    """To rounding if asked for, or if that takes no time; only to a shape where held-out data choose the scale."""
+    if budget.only_shape:
+        return roughly(ascend, _BETWEEN)
     return ascend if budget.exact or _is_tiny(posterior) else roughly(ascend, ROUGH)
 
 

@@ -212,7 +212,6 @@ def _terms(H: Curvature, P0: GroupedDiagonal, groups: Int[Tensor, " g"]) -> Iter
 
 
 def _kernels(H: LowRankCurvature, P0: GroupedDiagonal) -> Float[Tensor, "g r r"]:
-    one_hot = torch.eye(P0.n_groups, dtype=torch.float64, device=P0.index.device)
     half = H.scale.sqrt().expand(H.rank)
     scale = H.scale if not H.scale.ndim else half[:, None] * half
-    return torch.stack([scale * H.root.kernel(GroupedDiagonal(e, P0.index)) for e in one_hot])
+    return scale * H.root.group_kernels(P0)

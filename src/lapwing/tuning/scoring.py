@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from lapwing import predictive
-from lapwing._types import Tensor
+from lapwing._types import Float, Tensor
 from lapwing.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Sites
 from lapwing.predictive import Frame, SiteGaussian, links
 from lapwing.predictive.link_rules import DEFAULT, PAIRWISE, PROBIT, Link
@@ -50,6 +50,10 @@ class Score:
     link: Link
     cost: float = 0.0  # nats by which all terms together must gain before this temperature is preferred
 
+    def total(self, n_terms: int) -> float:
+        """With its share of the cost, per term."""
+        return self.nll + self.cost / n_terms
+
 
 @singledispatch
 def quick_scores(likelihood: Likelihood, gaussian: SiteGaussian, targets: Targets, freedom: Freedom) -> list[Score]:
@@ -60,11 +64,11 @@ def quick_scores(likelihood: Likelihood, gaussian: SiteGaussian, targets: Target
 
 
 @singledispatch
-def final_score(
-    likelihood: Likelihood, gaussian: SiteGaussian, targets: Targets, freedom: Freedom, T: float
-) -> Score | None:
-    """The default link, which is exact but dear, near a temperature that did well with a quick one."""
-    return None
+def final_scores(
+    likelihood: Likelihood, gaussian: SiteGaussian, targets: Targets, freedom: Freedom, near: Score
+) -> list[Score]:
+    """The default link, which is exact but expensive, and a quick one, near a temperature that did well with it."""
+    return []
 
 
 # --- Gaussian ------------------------------------------------------------------------------------------------
@@ -87,98 +91,106 @@ def _(likelihood: Gaussian, gaussian: SiteGaussian, targets: Targets, freedom: F
 
 # --- classes ---------------------------------------------------------------------------------------------------
 
-_LOG_T = torch.linspace(-1.8, 2.4, 22, dtype=torch.float64)  # 0.17 … 11, with T = 1 among them
+_LOG_T = torch.linspace(-1.8, 2.4, 8, dtype=torch.float64)  # 0.17 … 11, with T = 1 among them
+_NEAR = torch.tensor([-0.2, 0.0, 0.2], dtype=torch.float64)
+_MOST_AT_ONCE = 1 << 22  # numbers of the covariances at several temperatures
+
+Nll = Callable[[Tensor], Tensor]  # at temperatures (k,), per likelihood term
 
 
 @quick_scores.register
 def _(likelihood: Categorical, gaussian: SiteGaussian, targets: Targets, freedom: Freedom) -> list[Score]:
     none = gaussian.mean[None]  # closed forms take no draws
     return [
-        _best_temperature(_categorical_nll(likelihood, gaussian, targets, link, none), link, freedom, targets.n_terms)
+        _best_on(_LOG_T, _categorical_nll(likelihood, gaussian, targets, link, none), link, freedom, targets.n_terms)
         for link in (PAIRWISE, PROBIT)
     ]
 
 
-@final_score.register
-def _(likelihood: Categorical, gaussian: SiteGaussian, targets: Targets, freedom: Freedom, T: float) -> Score:
+@final_scores.register
+def _(likelihood: Categorical, gaussian: SiteGaussian, targets: Targets, freedom: Freedom, near: Score) -> list[Score]:
     draws = links.gaussian_draws(gaussian.mean, gaussian.cov, N_DRAWS, generator=seeded(None))
-    return _near(_categorical_nll(likelihood, gaussian, targets, DEFAULT, draws), T, freedom, targets.n_terms)
+    exact, quick = (_categorical_nll(likelihood, gaussian, targets, link, draws) for link in (DEFAULT, near.link))
+    return _near(near, exact, quick, freedom, targets.n_terms)
 
 
 def _categorical_nll(
     likelihood: Categorical, gaussian: SiteGaussian, targets: Targets, link: Link, draws: Tensor
-) -> Callable[[float], float]:
+) -> Nll:
     labels = likelihood.encode(targets.y, targets.sites, len(gaussian.mean)).to(gaussian.mean.device)
     counted = labels != likelihood.ignore_index
     index = torch.where(counted, labels, 0)[..., None]
 
-    def nll(T: float) -> float:
-        at = gaussian.tempered(T)
-        log_p = link.categorical(at.mean, at.cov, draws / T).gather(-1, index)[..., 0]
-        return -float(torch.where(counted, log_p, 0.0).mean())
+    def nll(T: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
+        at = gaussian.tempered(_beside(T, gaussian.mean))
+        log_p = link.categorical(at.mean, at.cov, draws[:, None] / _beside(T, gaussian.mean))
+        picked = log_p.gather(-1, index.expand(len(T), *index.shape))[..., 0]
+        return -torch.where(counted, picked, 0.0).flatten(1).mean(1)
 
-    return nll
+    return _in_parts(nll, gaussian.cov.numel() + (link == DEFAULT) * draws.numel())
 
 
 @quick_scores.register
 def _(likelihood: Bernoulli, gaussian: SiteGaussian, targets: Targets, freedom: Freedom) -> list[Score]:
     nll = _bernoulli_nll(likelihood, gaussian, targets, PROBIT)
-    return [_best_temperature(nll, PROBIT, freedom, targets.n_terms)]
+    return [_best_on(_LOG_T, nll, PROBIT, freedom, targets.n_terms)]
 
 
-@final_score.register
-def _(likelihood: Bernoulli, gaussian: SiteGaussian, targets: Targets, freedom: Freedom, T: float) -> Score:
-    return _near(_bernoulli_nll(likelihood, gaussian, targets, DEFAULT), T, freedom, targets.n_terms)
+@final_scores.register
+def _(likelihood: Bernoulli, gaussian: SiteGaussian, targets: Targets, freedom: Freedom, near: Score) -> list[Score]:
+    exact, quick = (_bernoulli_nll(likelihood, gaussian, targets, link) for link in (DEFAULT, near.link))
+    return _near(near, exact, quick, freedom, targets.n_terms)
 
 
-def _bernoulli_nll(
-    likelihood: Bernoulli, gaussian: SiteGaussian, targets: Targets, link: Link
-) -> Callable[[float], float]:
+def _bernoulli_nll(likelihood: Bernoulli, gaussian: SiteGaussian, targets: Targets, link: Link) -> Nll:
     y = likelihood.encode(targets.y, targets.sites, len(gaussian.mean)).to(gaussian.mean)
 
-    def nll(T: float) -> float:
-        at = gaussian.tempered(T)
+    def nll(T: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
+        at = gaussian.tempered(_beside(T, gaussian.mean))
         var = at.cov.diagonal(dim1=-2, dim2=-1).clamp(min=0)
         one, zero = link.binary(at.mean, var, n_draws=N_DRAWS, generator=seeded(None))
-        return -float((y * one + (1 - y) * zero).sum(-1).mean())
+        return -(y * one + (1 - y) * zero).sum(-1).flatten(1).mean(1)
 
-    return nll
-
-
-def _best_temperature(nll: Callable[[float], float], link: Link, freedom: Freedom, n_terms: int) -> Score:
-    """The best of a grid over log T, every third point first, and of the parabola through it and its neighbours."""
-
-    def total(i: int) -> float:
-        if i not in tried:
-            tried[i] = _scored(nll, float(_LOG_T[i]), link, freedom)
-        return tried[i].nll + tried[i].cost / n_terms
-
-    tried: dict[int, Score] = {}
-    last = len(_LOG_T) - 1
-    near = min(range(0, last + 1, 3), key=total)
-    i = min(range(max(0, near - 3), min(last, near + 3) + 1), key=total)
-    if not 0 < i < last:
-        return tried[i]
-    around = [total(k) for k in (i - 1, i, i + 1)]
-    refined = _scored(nll, _vertex(_LOG_T[i - 1 : i + 2].tolist(), around), link, freedom)
-    return min(tried[i], refined, key=lambda score: score.nll + score.cost / n_terms)
+    return _in_parts(nll, gaussian.cov.numel() * (_NODES if link == DEFAULT else 1))
 
 
-def _near(nll: Callable[[float], float], T: float, freedom: Freedom, n_terms: int) -> Score:
-    """The default link at T, one step of the grid to either side, and at the parabola through the three."""
-    around = [log(T) + step for step in (-0.2, 0.0, 0.2)]
-    tried = [_scored(nll, at, DEFAULT, freedom) for at in around]
-    vertex = _vertex(around, [score.nll + score.cost / n_terms for score in tried])
-    tried.append(_scored(nll, min(max(vertex, around[0] - 0.2), around[2] + 0.2), DEFAULT, freedom))
-    return min(tried, key=lambda score: score.nll + score.cost / n_terms)
+_NODES = 200  # about: of the quadrature for one logit
 
 
-def _scored(nll: Callable[[float], float], log_T: float, link: Link, freedom: Freedom) -> Score:
-    T = exp(log_T)
-    return Score(nll(T), T, link, freedom.cost(T))
+def _beside(T: Float[Tensor, " k"], mean: Float[Tensor, "n t c"]) -> Float[Tensor, "k 1 1 1"]:
+    """Temperatures along an axis of their own, in front of the data."""
+    return T.to(mean)[:, None, None, None]
+
+
+def _in_parts(nll: Nll, floats: int) -> Nll:
+    """The same, some temperatures at a time, where all of them would take too much memory."""
+    at_once = max(1, _MOST_AT_ONCE // max(1, floats))
+    return lambda T: torch.cat([nll(part) for part in T.split(at_once)])
+
+
+def _best_on(log_T: Float[Tensor, " k"], nll: Nll, link: Link, freedom: Freedom, n_terms: int) -> Score:
+    """The best of equidistant temperatures, or what the parabola through it and its neighbours leads to."""
+    tried = _scored(nll, log_T, link, freedom)
+    i = min(range(len(tried)), key=lambda k: tried[k].total(n_terms))
+    middle = min(max(i, 1), len(tried) - 2)
+    around = [tried[k].total(n_terms) for k in (middle - 1, middle, middle + 1)]
+    at = log_T[middle - 1 : middle + 2].tolist()
+    vertex = min(max(_vertex(at, around), at[0]), at[2])
+    return min([tried[i], *_scored(nll, torch.tensor([vertex]), link, freedom)], key=lambda s: s.total(n_terms))
+
+
+def _near(near: Score, exact: Nll, quick: Nll, freedom: Freedom, n_terms: int) -> list[Score]:
+    """The exact link and the quick one, at temperatures around one that did well on a coarse grid."""
+    log_T = log(near.dispersion) + _NEAR
+    return [_best_on(log_T, nll, link, freedom, n_terms) for nll, link in ((exact, DEFAULT), (quick, near.link))]
+
+
+def _scored(nll: Nll, log_T: Float[Tensor, " k"], link: Link, freedom: Freedom) -> list[Score]:
+    T = log_T.double().exp()
+    return [Score(value, t, link, freedom.cost(t)) for value, t in zip(nll(T).tolist(), T.tolist(), strict=True)]
 
 
 def _vertex(at: list[float], values: list[float]) -> float:
     """Where the parabola through three equidistant points is lowest; the middle one if it opens downwards."""
     bend = values[0] - 2 * values[1] + values[2]
-    return at[1] if bend <= 0 else at[1] + 0.5 * (at[1] - at[0]) * (values[0] - values[2]) / bend
+    return at[1] if not 0 < bend < inf else at[1] + 0.5 * (at[1] - at[0]) * (values[0] - values[2]) / bend

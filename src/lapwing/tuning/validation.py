@@ -25,13 +25,14 @@ from lapwing.operators import DenseCurvature, LowRankCurvature
 from lapwing.posterior import Posterior, Readout
 from lapwing.predictive.link_rules import DEFAULT
 from lapwing.tuning.held_out import MOST_COMPARED, HeldOut, Shift, scaled
-from lapwing.tuning.scoring import Freedom, Score, final_score, quick_scores
+from lapwing.tuning.scoring import Freedom, Score, final_scores, quick_scores
 from lapwing.tuning.step import Step, noise_is_free, noise_of, step, with_noise
 
 NO_SPREAD = 1e12  # the scale at which the posterior is the network itself, to rounding
 GRID = torch.tensor([*(10 ** (k / 2) for k in range(-6, 11)), 1e6, 1e7], dtype=torch.float64)
 MOST_CONFIRMED = 1_024  # held-out inputs on which the winner is weighed against the network
-_FINALISTS = 16
+_FINALISTS = 8
+_MANY = 1000
 
 # Nats that a candidate has to gain on the held-out data as a whole before it is preferred.
 _COST_OF_MEAN = {"network": 0.0, "newton": 1.0, "quarter step": 1.0, "half step": 1.0, "step": 2.0}
@@ -84,11 +85,12 @@ def search_validation(
 
 
 def _grid(posterior: Posterior) -> list[float]:
-    """Half decades; whole ones where a factorisation for each scale would take too much memory."""
+    """Half decades; whole ones where a factorisation for each scale would take too much time or memory."""
     side = min(posterior.layout.p, posterior.n_data * posterior.linearised.k)
     dense = isinstance(posterior.curvature, DenseCurvature | LowRankCurvature)
     scales = GRID.tolist()
-    return scales[::2] if dense and len(scales) * side**2 > 3 * posterior.chunk_floats else scales
+    large = side > _MANY or len(scales) * side**2 > 3 * posterior.chunk_floats
+    return scales[::2] if dense and large else scales
 
 
 def _shifts(
@@ -133,17 +135,18 @@ def _all_candidates(posterior: Posterior, data: HeldOut, scales: list[float], fr
     alone = quick_scores(likelihood, data.alone, targets, _freedom(NO_SPREAD, free))
     candidates += [Candidate(len(scales), NO_SPREAD, "network", score) for score in alone]
     finalists = sorted(candidates, key=lambda c: c.score.nll)[:_FINALISTS]
-    dear = {
-        (c.scale_index, c.scale, c.mean): final_score(
+    finalists += [c for c in candidates if c.scale == NO_SPREAD and c not in finalists]
+    return candidates + [
+        replace(c, score=score)
+        for c in finalists
+        for score in final_scores(
             likelihood,
             data.alone if c.scale == NO_SPREAD else data.gaussian(c.mean, c.scale_index),
             targets,
             _freedom(c.scale, free),
-            c.score.dispersion,
+            c.score,
         )
-        for c in finalists
-    }
-    return candidates + [Candidate(*where, score) for where, score in dear.items() if score is not None]
+    ]
 
 
 def _confirmed(
