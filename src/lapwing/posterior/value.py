@@ -27,13 +27,14 @@ from lapwing.operators import (
 from lapwing.params import ParamLayout
 from lapwing.posterior.findings import findings
 from lapwing.posterior.views import FunctionDraws, JointOutputs, Outputs
-from lapwing.predictive import Frame, Prediction, WeightGaussian
+from lapwing.predictive import MANY_OUTPUTS, Frame, Prediction, WeightGaussian
 from lapwing.predictive.link_rules import DEFAULT, Link
 from lapwing.priors import GaussianPrior
 from lapwing.sampling import WeightDraws, copy_deviations, counted, seeded, weight_deviations
 from lapwing.sandbox import plain_tensors, random_state_kept
 
 _MAX_COVARIANCE = 5_000
+_FUNCTION_PAIRS = 16  # of functions f ± J (θ − θ*) that predictions of many outputs average
 
 
 def passes_over(
@@ -189,7 +190,11 @@ class Posterior:
         n_samples: int = 1000,
         generator: torch.Generator | None = None,
     ) -> Prediction:
-        """The predictive distribution at x: linearised ("glm") or by sampled weights through the network ("bnn")."""
+        """The predictive distribution at x: linearised ("glm") or by sampled weights through the network ("bnn").
+
+        Where a datum has more than 64 outputs (many classes, pixels or tokens), 32 draws of the linearised function are
+        averaged by default; any `link` by name takes the exact covariance of every likelihood term instead.
+        """
         n_samples = counted("n_samples", n_samples)
         rule = self.readout.link if link is None else registry.link(link)
         frame = Frame(self.sites, self.dtype, rule, n_samples, seeded(generator))
@@ -197,6 +202,11 @@ class Posterior:
         return compute(self.given(x), frame).checked()
 
     def _predict_glm(self, x: ModelInput, frame: Frame) -> Prediction:
+        if self.averages_functions and frame.link == DEFAULT:
+            pairs = min(_FUNCTION_PAIRS, -(-frame.n_samples // 2))
+            f = predictive.antithetic_draws(self.weights, x, self._deviations(pairs, frame.generator))
+            f = torch.stack([self.sites.split(draw) for draw in f / self._temperature])
+            return predictive.from_draws(self._observed, f, frame)
         gaussian = predictive.pushforward_sites(self.weights, x, self.sites)
         return predictive.from_gaussian(self._observed, gaussian.tempered(self._temperature), frame)
 
@@ -212,6 +222,16 @@ class Posterior:
             deviations = deviations + self.shift
         f = predictive.network_draws(self.linearised, x, deviations) / self._temperature
         return predictive.from_draws(self._observed, torch.stack([self.sites.split(draw) for draw in f]), frame)
+
+    @property
+    def averages_functions(self) -> bool:
+        """Whether predictions average draws of the linearised function, because a datum has many outputs.
+
+        The exact covariance takes a row of J for each of them; a draw takes one product with J for all. Nothing is
+        pulled back through the network for an output layer alone, whose rows are therefore cheap.
+        """
+        many = self.linearised.k > MANY_OUTPUTS and not self.linearised.only_last
+        return many and not self.weights.by_rows and isinstance(self.likelihood, Bernoulli | Categorical)
 
     @property
     def _observed(self) -> Likelihood:

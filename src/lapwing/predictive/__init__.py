@@ -4,8 +4,10 @@ from lapwing.predictive.families import Frame, from_draws, from_gaussian
 from lapwing.predictive.nonlinear import network_draws
 from lapwing.predictive.prediction import ClassPrediction, DensityPrediction, Prediction, RegressionPrediction, Split
 from lapwing.predictive.pushforward import (
+    MANY_OUTPUTS,
     SiteGaussian,
     WeightGaussian,
+    antithetic_draws,
     linear_draws,
     mean_outputs,
     pushforward,
@@ -16,6 +18,7 @@ from lapwing.predictive.pushforward import (
 )
 
 __all__ = [
+    "MANY_OUTPUTS",
     "ClassPrediction",
     "DensityPrediction",
     "Frame",
@@ -26,6 +29,7 @@ __all__ = [
     "WeightGaussian",
     "from_draws",
     "from_gaussian",
+    "antithetic_draws",
     "linear_draws",
     "mean_outputs",
     "network_draws",

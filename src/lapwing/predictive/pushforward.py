@@ -7,7 +7,7 @@ that the rows in memory stay within a budget.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
@@ -19,8 +19,11 @@ from lapwing.likelihoods import Sites
 from lapwing.linalg import joined
 from lapwing.linearise import Linearised
 from lapwing.operators import Precision, SeparatePrecision
+from lapwing.products import VECTORS_AT_ONCE, Jvp, choose_jvp
 
 T = TypeVar("T")
+MANY_OUTPUTS = 64  # per datum, above which draws of functions are averaged by default
+_MOVED_FLOATS = 1 << 25  # of a forward pass with tangents
 _TRACED_FLOATS = 1 << 24  # of rows that are made before they are pressed together
 
 
@@ -44,6 +47,30 @@ class WeightGaussian:
     precision: Precision
     rows_at_once: int
     shift: Float[Tensor, " p"] | None = None  # μ − θ*; None: the mean is θ*
+    _jvp: list[Jvp] = field(default_factory=list, init=False)  # found out at the first input, if it is needed
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether only rows of J can be moved: every output has weights of its own, or rows come many at a time."""
+        return self.precision.gathers or not self.precision.of_weights
+
+    def moved(self, x: ModelInput, deviations: Float[Tensor, "s p"]) -> Iterator[Float[Tensor, "_ n k"]]:
+        """f + J shift, and then J v for each of the vectors, by products with J: no row of it is formed."""
+        if not self._jvp:
+            self._jvp.append(choose_jvp(self.linearised, x))
+        jvp = self._jvp[0]
+        # Values and tangents of one forward pass, and the outputs of all vectors.
+        kept, outputs = self.linearised.datum_floats, 2 * len(deviations) * self.linearised.k
+        step = max(1, _MOVED_FLOATS // ((1 + VECTORS_AT_ONCE) * (kept or _MOVED_FLOATS // 256) + outputs))
+        for start in range(0, x.n, step):
+            piece = x if step >= x.n else x.rows(slice(start, start + step))
+            with self.linearised.unrecorded(piece) as trace:
+                f = trace.outputs.double()[None]
+                vectors = deviations if self.shift is None else torch.cat([self.shift[None], deviations])
+                found = jvp(trace, vectors)
+                if self.shift is not None:
+                    f, found = f + found[:1], found[1:]
+                yield torch.cat([f, found])
 
     def jacobians(self, x: ModelInput) -> Iterator[tuple[Float[Tensor, "n k"], Jacobian]]:
         """(f, J) for successive pieces of x."""
@@ -128,10 +155,23 @@ def pushforward_joint(weights: WeightGaussian, x: ModelInput) -> tuple[Float[Ten
 
 
 def linear_draws(weights: WeightGaussian, x: ModelInput, deviations: Float[Tensor, "s ..."]) -> Float[Tensor, "s n k"]:
-    """f + J (θ_s − θ*) for given draws of the weights (s, P), or of those of every output (s, C, P)."""
+    """f + J (θ_s − θ*) for given draws of the weights (s, P), or of those of every output (s, C, P).
+
+    By products with J where there are fewer draws than outputs, else by its rows.
+    """
     P = weights.precision
+    if not weights.by_rows and len(deviations) < weights.linearised.k:
+        return torch.cat([moved[:1] + moved[1:] for moved in weights.moved(x, deviations)], dim=1)
 
     def move(J: Jacobian) -> Float[Tensor, "s n k"]:
         return P.moved(J, deviations) if isinstance(P, SeparatePrecision) else J.mv(deviations)
 
     return torch.cat(list(weights.each(x, lambda f, J: f + move(J))), dim=1)
+
+
+def antithetic_draws(
+    weights: WeightGaussian, x: ModelInput, deviations: Float[Tensor, "s p"]
+) -> Float[Tensor, "2s n k"]:
+    """f ± J (θ_s − θ*): 2 S draws whose mean is the mean of the Gaussian exactly."""
+    pieces = [torch.cat([m[:1] + m[1:], m[:1] - m[1:]]) for m in weights.moved(x, deviations)]
+    return torch.cat(pieces, dim=1)

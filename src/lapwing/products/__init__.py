@@ -1,11 +1,12 @@
 """Products with the Jacobian of a linearised network, which is never stored."""
 
 from lapwing.products.data_jacobian import DataJacobian, DataPiece, Source
-from lapwing.products.jvp import FORWARD, Jvp, can_push, choose_jvp, pushed
+from lapwing.products.jvp import FORWARD, VECTORS_AT_ONCE, Jvp, can_push, choose_jvp, pushed
 from lapwing.products.vjp import Vjp, choose_vjp
 
 __all__ = [
     "FORWARD",
+    "VECTORS_AT_ONCE",
     "DataJacobian",
     "DataPiece",
     "Jvp",

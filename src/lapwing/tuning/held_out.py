@@ -24,13 +24,14 @@ from lapwing._types import Float, Tensor
 from lapwing.data import Batches, ModelInput
 from lapwing.errors import located
 from lapwing.jacobian import Jacobian
-from lapwing.likelihoods import Sites
+from lapwing.likelihoods import Likelihood, Sites
 from lapwing.observations import encode_batch
 from lapwing.operators import Precision, inv_quads
 from lapwing.posterior import Posterior
 from lapwing.predictive import SiteGaussian
 from lapwing.progress import shown
 from lapwing.tuning.scoring import Targets
+from lapwing.tuning.some_outputs import MOST_CLASSES, chosen, reduced
 
 MOST_COMPARED = 256  # held-out inputs with a covariance for every scale
 _MOST_COVARIANCES = 1 << 25  # numbers: 256 MiB
@@ -55,8 +56,10 @@ class HeldOut:
     lengths: tuple[dict[str, float], ...]  # of every way, its means
     moves: tuple[Float[Tensor, "_ n t c"], ...]  # J (θ − θ*) along every way, at every scale or once
     covs: Float[Tensor, "s n t c c"]
+    rest: Float[Tensor, "n t r"]  # logits of classes without a covariance, where a datum has many outputs
     y: Any  # the targets as given
     sites: Sites
+    likelihood: Likelihood  # as it reads these targets
 
     @classmethod
     def of(
@@ -72,17 +75,22 @@ class HeldOut:
 
         Without precisions, of the network alone.
         """
-        sites = posterior.sites
+        sites, likelihood, n_terms = posterior.sites, posterior.likelihood, 0
+        if posterior.averages_functions:  # fewer terms of every datum where there are many data
+            n_terms = max(1, round(most / _about(data, most)))
+            sites, likelihood = Sites((n_terms, MOST_CLASSES)), reduced(likelihood)
         pieces: list[_Piece] = []
         most = min(most, max(1, _MOST_COVARIANCES // (max(1, len(precisions)) * sites.t * sites.c**2)))
         for number, x, y in _some(posterior, data, -(-most // ranks.world()), progress):
             with located(f"validation, batch {number}"):
-                pieces += list(_of_batch(posterior, x, y, precisions, shifts))
+                of_these = _of_some_outputs if n_terms else _of_batch
+                pieces += list(of_these(posterior, x, y, precisions, shifts, n_terms))
         pieces = [piece for each in ranks.gathered(pieces) for piece in each]  # held-out data are spread as well
-        f_, moves_, covs_, ys = zip(*pieces, strict=True)
+        f_, moves_, covs_, rest, ys = zip(*pieces, strict=True)
         joined = tuple(torch.cat(list(each), 1) for each in zip(*moves_, strict=True))
-        lengths = tuple(shift.lengths for shift in shifts)
-        return cls(torch.cat(f_), lengths, joined, torch.cat(covs_, 1), _joined(ys), sites)
+        lengths, f = tuple(shift.lengths for shift in shifts), torch.cat(f_)
+        sites = Sites(tuple(f.shape[1:])) if n_terms else sites
+        return cls(f, lengths, joined, torch.cat(covs_, 1), torch.cat(rest), _joined(ys), sites, likelihood)
 
     @property
     def means(self) -> list[str]:
@@ -90,7 +98,7 @@ class HeldOut:
 
     @property
     def targets(self) -> Targets:
-        return Targets(self.y, self.sites, self.n_terms)
+        return Targets(self.y, self.sites, self.n_terms, self.rest)
 
     @property
     def n_terms(self) -> int:
@@ -110,22 +118,52 @@ class HeldOut:
         return SiteGaussian(self.f, self.covs[scale_index])
 
 
-_Piece = tuple[Tensor, list[Tensor], Tensor, Any]  # f, moves, covariances, and targets as given
+_Piece = tuple[Tensor, list[Tensor], Tensor, Tensor, Any]  # f, moves, covariances, the rest, and targets
 
 
 def _of_batch(
-    posterior: Posterior, x: ModelInput, y: Any, precisions: list[Precision], shifts: list[Shift]
+    posterior: Posterior, x: ModelInput, y: Any, precisions: list[Precision], shifts: list[Shift], _: int
 ) -> Iterator[_Piece]:
     sites, start = posterior.sites, 0
     if not precisions:  # the network alone
         f = sites.split(posterior.linearised.outputs(x).double())
-        yield f, [], f.new_zeros(1, *f.shape, f.shape[-1]), y
+        yield f, [], _no_covariance(f), f[..., :0], y
         return
     for f, J in posterior.weights.jacobians(x):
         rows = slice(start, start + len(f))
         start += len(f)
         moves = [_by_site(J.mv(shift.weights).double(), sites) for shift in shifts]
-        yield sites.split(f), moves, _covariances(precisions, J, sites), _at(y, rows)
+        yield sites.split(f), moves, _covariances(precisions, J, sites), sites.split(f)[..., :0], _at(y, rows)
+
+
+def _of_some_outputs(
+    posterior: Posterior, x: ModelInput, y: Any, precisions: list[Precision], shifts: list[Shift], n_terms: int
+) -> Iterator[_Piece]:
+    """The same at some outputs of each datum; the mean is the network's."""
+    f = posterior.linearised.outputs(x).double()
+    all_of_them = chosen(posterior.likelihood, f, y, posterior.sites, n_terms)
+    if not precisions:
+        some, rest = all_of_them.of(f)
+        yield some, [], _no_covariance(some), rest, all_of_them.y
+        return
+    row_floats, columns = posterior.linearised.sizes.factored + f.shape[1], all_of_them.index[0].numel()
+    step = max(1, posterior.chunk_floats // (row_floats * columns))
+    for start in range(0, x.n, step):
+        part = slice(start, start + step)
+        these = all_of_them.data(part)
+        with posterior.linearised.trace(x.rows(slice(start, min(start + step, x.n)))) as trace:
+            some, rest = these.of(f[part])
+            yield some, [], _covariances(precisions, these.rows(trace), these.sites), rest, these.y
+
+
+def _no_covariance(f: Float[Tensor, "n t c"]) -> Float[Tensor, "1 n t c c"]:
+    return f.new_zeros(1, *f.shape, f.shape[-1])
+
+
+def _about(data: Batches, most: int) -> int:
+    """How many data are taken: all, as far as their number can be told, or as many as are allowed."""
+    n_batches = len(data)
+    return min(most, data.first_of_all()[0].n * n_batches * ranks.world()) if n_batches else most
 
 
 def _some(

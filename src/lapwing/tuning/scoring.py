@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from lapwing import predictive
-from lapwing._types import Float, Tensor
+from lapwing._types import Bool, Float, Int, Tensor
 from lapwing.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Sites
 from lapwing.predictive import Frame, SiteGaussian, links
 from lapwing.predictive.link_rules import DEFAULT, PAIRWISE, PROBIT, Link
 from lapwing.sampling import seeded
 
-N_DRAWS = 256  # of the outputs, where an average takes draws: differences matter here, not the last digits
+N_DRAWS = 128  # of the outputs, where an average takes draws: differences matter here, not the last digits
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +27,7 @@ class Targets:
     y: Any
     sites: Sites
     n_terms: int
+    rest: Float[Tensor, "n t r"] | None = None  # logits of further classes, which have no covariance
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,9 @@ Nll = Callable[[Tensor], Tensor]  # at temperatures (k,), per likelihood term
 
 @quick_scores.register
 def _(likelihood: Categorical, gaussian: SiteGaussian, targets: Targets, freedom: Freedom) -> list[Score]:
-    none = gaussian.mean[None]  # closed forms take no draws
+    labels = _Labels.of(likelihood, gaussian, targets)
     return [
-        _best_on(_LOG_T, _categorical_nll(likelihood, gaussian, targets, link, none), link, freedom, targets.n_terms)
+        _best_on(_LOG_T, labels.by_formula(gaussian, link), link, freedom, targets.n_terms)
         for link in (PAIRWISE, PROBIT)
     ]
 
@@ -110,24 +111,60 @@ def _(likelihood: Categorical, gaussian: SiteGaussian, targets: Targets, freedom
 @final_scores.register
 def _(likelihood: Categorical, gaussian: SiteGaussian, targets: Targets, freedom: Freedom, near: Score) -> list[Score]:
     draws = links.gaussian_draws(gaussian.mean, gaussian.cov, N_DRAWS, generator=seeded(None))
-    exact, quick = (_categorical_nll(likelihood, gaussian, targets, link, draws) for link in (DEFAULT, near.link))
-    return _near(near, exact, quick, freedom, targets.n_terms)
+    labels = _Labels.of(likelihood, gaussian, targets)
+    return _near(near, labels.by_draws(draws), labels.by_formula(gaussian, near.link), freedom, targets.n_terms)
 
 
-def _categorical_nll(
-    likelihood: Categorical, gaussian: SiteGaussian, targets: Targets, link: Link, draws: Tensor
-) -> Nll:
-    labels = likelihood.encode(targets.y, targets.sites, len(gaussian.mean)).to(gaussian.mean.device)
-    counted = labels != likelihood.ignore_index
-    index = torch.where(counted, labels, 0)[..., None]
+@dataclass(frozen=True, eq=False)
+class _Labels:
+    """Where the observed classes are, and the logits of classes that have no covariance."""
 
-    def nll(T: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
-        at = gaussian.tempered(_beside(T, gaussian.mean))
-        log_p = link.categorical(at.mean, at.cov, draws[:, None] / _beside(T, gaussian.mean))
-        picked = log_p.gather(-1, index.expand(len(T), *index.shape))[..., 0]
-        return -torch.where(counted, picked, 0.0).flatten(1).mean(1)
+    index: Int[Tensor, "n t 1"]
+    counted: Bool[Tensor, "n t"]
+    rest: Float[Tensor, "n t r"]
 
-    return _in_parts(nll, gaussian.cov.numel() + (link == DEFAULT) * draws.numel())
+    @classmethod
+    def of(cls, likelihood: Categorical, gaussian: SiteGaussian, targets: Targets) -> _Labels:
+        m = gaussian.mean
+        labels = likelihood.encode(targets.y, targets.sites, len(m)).to(m.device)
+        counted = labels != likelihood.ignore_index
+        rest = m[..., :0] if targets.rest is None else targets.rest
+        return cls(torch.where(counted, labels, 0)[..., None], counted, rest)
+
+    def by_formula(self, gaussian: SiteGaussian, link: Link) -> Nll:
+        """Under a closed form; one class more stands for the rest, with the logit log Σ_j exp(f_j / T)."""
+
+        def nll(T: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
+            at, none = gaussian.tempered(_beside(T, gaussian.mean)), gaussian.mean[None]  # formulas take no draws
+            m, cov = at.mean, at.cov
+            if self.rest.shape[-1]:
+                m = torch.cat([m, self._rest(T)[..., None]], -1)
+                cov = torch.nn.functional.pad(cov, (0, 1, 0, 1))
+            return self._mean(link.categorical(m, cov, none).gather(-1, self._expanded(T))[..., 0])
+
+        return _in_parts(nll, gaussian.cov.numel())
+
+    def by_draws(self, draws: Float[Tensor, "s n t c"]) -> Nll:
+        """The default link: log of the mean of softmax(f_s / T) at the label."""
+        at_label = draws.gather(-1, self.index.expand(len(draws), *self.index.shape))[..., 0]
+
+        def nll(T: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
+            beside = _beside(T, draws)
+            total = torch.logsumexp(draws / beside[..., None], -1)  # (k, s, n, t)
+            if self.rest.shape[-1]:
+                total = torch.logaddexp(total, self._rest(T)[:, None])
+            return self._mean(torch.logsumexp(at_label / beside - total, 1) - log(len(draws)))
+
+        return _in_parts(nll, draws.numel())
+
+    def _rest(self, T: Float[Tensor, " k"]) -> Float[Tensor, "k n t"]:
+        return torch.logsumexp(self.rest / _beside(T, self.rest), -1)
+
+    def _expanded(self, T: Tensor) -> Int[Tensor, "k n t 1"]:
+        return self.index.expand(len(T), *self.index.shape)
+
+    def _mean(self, log_p: Float[Tensor, "k n t"]) -> Float[Tensor, " k"]:
+        return -torch.where(self.counted, log_p, 0.0).flatten(1).mean(1)
 
 
 @quick_scores.register
@@ -157,7 +194,7 @@ def _bernoulli_nll(likelihood: Bernoulli, gaussian: SiteGaussian, targets: Targe
 _NODES = 200  # about: of the quadrature for one logit
 
 
-def _beside(T: Float[Tensor, " k"], mean: Float[Tensor, "n t c"]) -> Float[Tensor, "k 1 1 1"]:
+def _beside(T: Float[Tensor, " k"], mean: Tensor) -> Float[Tensor, "k 1 1 1"]:
     """Temperatures along an axis of their own, in front of the data."""
     return T.to(mean)[:, None, None, None]
 

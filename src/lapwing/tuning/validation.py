@@ -98,7 +98,7 @@ def _shifts(
 ) -> tuple[dict[float, Posterior], list[Shift]]:
     """The scales at which the precision stands above rounding, and ways to move the mean away from the network's."""
     shifts: list[Shift] = []
-    if not posterior.precision.of_weights:
+    if not posterior.precision.of_weights or posterior.averages_functions:
         return ladder, shifts
     room = 2 * len(ladder) * posterior.layout.p <= 3 * posterior.chunk_floats
     if room and not keep_mean:
@@ -125,7 +125,7 @@ def _newton_steps(posterior: Posterior) -> tuple[Float[Tensor, " p"], Float[Tens
 
 
 def _all_candidates(posterior: Posterior, data: HeldOut, scales: list[float], free: bool) -> list[Candidate]:
-    likelihood, targets = posterior.likelihood, data.targets
+    likelihood, targets = data.likelihood, data.targets
     candidates = [
         Candidate(i, s, name, score)
         for name in data.means
@@ -134,9 +134,11 @@ def _all_candidates(posterior: Posterior, data: HeldOut, scales: list[float], fr
     ]
     alone = quick_scores(likelihood, data.alone, targets, _freedom(NO_SPREAD, free))
     candidates += [Candidate(len(scales), NO_SPREAD, "network", score) for score in alone]
+    # Where predictions average draws of functions, only the link that takes draws is theirs.
+    links = {DEFAULT} if posterior.averages_functions else {DEFAULT, *(c.score.link for c in candidates)}
     finalists = sorted(candidates, key=lambda c: c.score.nll)[:_FINALISTS]
     finalists += [c for c in candidates if c.scale == NO_SPREAD and c not in finalists]
-    return candidates + [
+    candidates += [
         replace(c, score=score)
         for c in finalists
         for score in final_scores(
@@ -147,6 +149,7 @@ def _all_candidates(posterior: Posterior, data: HeldOut, scales: list[float], fr
             c.score,
         )
     ]
+    return [c for c in candidates if c.score.link in links]
 
 
 def _confirmed(
@@ -166,7 +169,8 @@ def _confirmed(
         for shift in shifts
         if best.mean in shift.lengths
     ]
-    data = HeldOut.of(posterior, held_out, precisions, ways, MOST_CONFIRMED, progress)
+    most = MOST_CONFIRMED // 2 if posterior.averages_functions else MOST_CONFIRMED
+    data = HeldOut.of(posterior, held_out, precisions, ways, most, progress)
     found = _all_candidates(posterior, data, [best.scale] if spread else [], free)
     found = [c for c in found if c.mean == best.mean or c.scale == NO_SPREAD]
     return replace(taken := _preferred(found, data.n_terms), scale_index=best.scale_index * (taken.scale == best.scale))
