@@ -9,9 +9,9 @@ layers with a rule, and plain reverse mode for all other tensors, one datum at a
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
@@ -47,6 +47,7 @@ class Linearised:
     last: str | None = None  # the module whose output is the network's
     shared: frozenset[str] = frozenset()  # names of the model's arguments that carry no batch
     datum_floats: int | None = None  # numbers that a forward pass keeps for each datum; None: there is no telling
+    chosen_jvp: list[Callable[..., Tensor]] = field(default_factory=list, repr=False)  # J v, once a way was found
 
     @property
     def k(self) -> int:

@@ -237,7 +237,7 @@ class _Choice:
         """Whether the curvature is averaged over the outputs the posterior holds possible."""
         if self.curvature.averaged is not None:
             return self.curvature.averaged
-        if not refinement.can_average(tuned, _most_stored(tuned)):
+        if tuned.averages_functions or not refinement.can_average(tuned, _most_stored(tuned)):
             return False
         return training_gap(tuned, batches) > TRUST_MARGIN
 

@@ -212,7 +212,9 @@ def solve_near(
     factorised = problem.factorised(at.outputs)
     if factorised is not None:
         return factorised(B)
-    each = (_conjugate_gradients(problem, at, b, preconditioner, rtol, _MOST_NEAR)[0] if bool(b.any()) else b for b in B)
+    each = (
+        _conjugate_gradients(problem, at, b, preconditioner, rtol, _MOST_NEAR)[0] if bool(b.any()) else b for b in B
+    )
     return torch.stack(list(each))
 
 

@@ -11,8 +11,8 @@ from lapwing.planning.choice import Needs
 from lapwing.planning.effort import Effort
 
 MOST_EPOCHS = 3.0  # estimated gradient epochs up to which exact columns are taken; measured fits take up to twice that
-MOST_SECONDS = 1.0  # estimated time up to which exact columns are taken, whatever the epochs
-LEAST_ROWS = 2_000  # rows of a sketch: with fewer data each gives several
+MOST_SECONDS = 0.1  # estimated time up to which exact columns are taken, whatever the epochs
+LEAST_ROWS = 1_000  # rows of a sketch: with fewer data each gives several
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class Affordable:
         if epochs <= MOST_EPOCHS:
             return Exact(), f"exact curvature: {outputs}, about {epochs:.2g} gradient epochs"
         if needs.n_data is not None and effort.seconds(effort.macs(structure, columns)) <= MOST_SECONDS:
-            return Exact(), "exact curvature: the data are few enough for about a second"
+            return Exact(), "exact curvature: the data are few enough for a fraction of a second"
         n_draws = -(-LEAST_ROWS // (needs.n_data or LEAST_ROWS))
         if n_draws >= columns:
             return Exact(), f"exact curvature: {outputs} are fewer than a sketch of so few data would need"

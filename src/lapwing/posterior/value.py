@@ -198,19 +198,35 @@ class Posterior:
         n_samples = counted("n_samples", n_samples)
         rule = self.readout.link if link is None else registry.link(link)
         frame = Frame(self.sites, self.dtype, rule, n_samples, seeded(generator))
-        compute = registry.choose("predictive", predictive, {"glm": self._predict_glm, "bnn": self._predict_bnn})
-        return compute(self.given(x), frame).checked()
+        ways = {"glm": self._by_glm, "bnn": self._by_bnn}
+        of_piece = registry.choose("predictive", predictive, ways)(frame)
+        return self._by_pieces(self.given(x), of_piece, frame).checked()
 
-    def _predict_glm(self, x: ModelInput, frame: Frame) -> Prediction:
+    def _by_pieces(self, x: ModelInput, of_piece: Callable[[ModelInput], Prediction], frame: Frame) -> Prediction:
+        """Some inputs at a time, every one with the same random numbers: draws of all take no memory together."""
+        step = max(1, self.chunk_floats // (4 * frame.n_samples * self.linearised.k))
+        pieces = [x] if step >= x.n else [x.rows(slice(i, i + step)) for i in range(0, x.n, step)]
+        state, parts = frame.generator.get_state(), []
+        for piece in pieces:
+            frame.generator.set_state(state)
+            parts.append(of_piece(piece))
+        return predictive.concatenated(parts, [piece.n for piece in pieces])
+
+    def _by_glm(self, frame: Frame) -> Callable[[ModelInput], Prediction]:
         if self.averages_functions and frame.link == DEFAULT:
-            pairs = min(_FUNCTION_PAIRS, -(-frame.n_samples // 2))
-            f = predictive.antithetic_draws(self.weights, x, self._deviations(pairs, frame.generator))
-            f = torch.stack([self.sites.split(draw) for draw in f / self._temperature])
-            return predictive.from_draws(self._observed, f, frame)
+            deviations = self._deviations(min(_FUNCTION_PAIRS, -(-frame.n_samples // 2)), frame.generator)
+            return partial(self._by_functions, deviations, replace(frame, n_samples=2 * len(deviations)))
+        return partial(self._by_gaussian, frame)
+
+    def _by_gaussian(self, frame: Frame, x: ModelInput) -> Prediction:
         gaussian = predictive.pushforward_sites(self.weights, x, self.sites)
         return predictive.from_gaussian(self._observed, gaussian.tempered(self._temperature), frame)
 
-    def _predict_bnn(self, x: ModelInput, frame: Frame) -> Prediction:
+    def _by_functions(self, deviations: Float[Tensor, "s p"], frame: Frame, x: ModelInput) -> Prediction:
+        f = predictive.antithetic_draws(self.weights, x, deviations) / self._temperature
+        return predictive.from_draws(self._observed, torch.stack([self.sites.split(draw) for draw in f]), frame)
+
+    def _by_bnn(self, frame: Frame) -> Callable[[ModelInput], Prediction]:
         if self.refinement is not None:
             raise StructureError(
                 'predictive="bnn" is not defined for a refined posterior: its mean is one of the linear model, and the '
@@ -220,6 +236,9 @@ class Posterior:
         deviations = self._deviations(frame.n_samples, frame.generator)
         if self.shift is not None:
             deviations = deviations + self.shift
+        return partial(self._by_networks, deviations, frame)
+
+    def _by_networks(self, deviations: Float[Tensor, "s p"], frame: Frame, x: ModelInput) -> Prediction:
         f = predictive.network_draws(self.linearised, x, deviations) / self._temperature
         return predictive.from_draws(self._observed, torch.stack([self.sites.split(draw) for draw in f]), frame)
 

@@ -1,5 +1,6 @@
 """From a Gaussian over weights to predictions."""
 
+from lapwing.predictive.concatenated import concatenated
 from lapwing.predictive.families import Frame, from_draws, from_gaussian
 from lapwing.predictive.nonlinear import network_draws
 from lapwing.predictive.prediction import ClassPrediction, DensityPrediction, Prediction, RegressionPrediction, Split
@@ -27,9 +28,10 @@ __all__ = [
     "SiteGaussian",
     "Split",
     "WeightGaussian",
+    "antithetic_draws",
+    "concatenated",
     "from_draws",
     "from_gaussian",
-    "antithetic_draws",
     "linear_draws",
     "mean_outputs",
     "network_draws",

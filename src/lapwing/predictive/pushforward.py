@@ -7,7 +7,7 @@ that the rows in memory stay within a budget.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -19,7 +19,7 @@ from lapwing.likelihoods import Sites
 from lapwing.linalg import joined
 from lapwing.linearise import Linearised
 from lapwing.operators import Precision, SeparatePrecision
-from lapwing.products import VECTORS_AT_ONCE, Jvp, choose_jvp
+from lapwing.products import VECTORS_AT_ONCE, choose_jvp
 
 T = TypeVar("T")
 MANY_OUTPUTS = 64  # per datum, above which draws of functions are averaged by default
@@ -47,7 +47,6 @@ class WeightGaussian:
     precision: Precision
     rows_at_once: int
     shift: Float[Tensor, " p"] | None = None  # μ − θ*; None: the mean is θ*
-    _jvp: list[Jvp] = field(default_factory=list, init=False)  # found out at the first input, if it is needed
 
     @property
     def by_rows(self) -> bool:
@@ -56,9 +55,7 @@ class WeightGaussian:
 
     def moved(self, x: ModelInput, deviations: Float[Tensor, "s p"]) -> Iterator[Float[Tensor, "_ n k"]]:
         """f + J shift, and then J v for each of the vectors, by products with J: no row of it is formed."""
-        if not self._jvp:
-            self._jvp.append(choose_jvp(self.linearised, x))
-        jvp = self._jvp[0]
+        jvp = choose_jvp(self.linearised, x)
         # Values and tangents of one forward pass, and the outputs of all vectors.
         kept, outputs = self.linearised.datum_floats, 2 * len(deviations) * self.linearised.k
         step = max(1, _MOVED_FLOATS // ((1 + VECTORS_AT_ONCE) * (kept or _MOVED_FLOATS // 256) + outputs))

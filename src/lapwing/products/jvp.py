@@ -24,19 +24,39 @@ from lapwing.sandbox import borrowed
 
 Jvp = Callable[[Trace, Tensor], Tensor]  # (trace, (m, P)) → (m, n, K)
 VECTORS_AT_ONCE = 8  # whose activations are in memory together
+_MOST_ROWS = 64  # outputs per datum up to which the rows of J are the truth
 
 
 def choose_jvp(linearised: Linearised, x: ModelInput) -> Jvp:
-    """The first way that runs and agrees with the rows of J on up to two data."""
-    few = x.rows(slice(0, min(2, x.n)))
-    angles = torch.arange(linearised.layout.p, dtype=torch.float64, device=linearised.network.device)
-    v = torch.stack([angles.cos(), angles.sin()])
+    """The first way that runs and agrees with the rows of J on up to two data; looked for once for each network.
+
+    Where a datum has many outputs, it agrees with Jᵀu in ⟨u, J v⟩ = ⟨Jᵀu, v⟩ for two vectors u instead.
+    """
+    if not linearised.chosen_jvp:
+        linearised.chosen_jvp.append(_found_jvp(linearised, x.rows(slice(0, min(2, x.n)))))
+    return linearised.chosen_jvp[0]
+
+
+def _found_jvp(linearised: Linearised, few: ModelInput) -> Jvp:
+    v = _two(linearised.layout.p, linearised)
     with linearised.trace(few) as trace:
-        truth = by_rows(trace, v)
+        if linearised.k <= _MOST_ROWS:
+            looked_at, truth = (lambda Jv: Jv), by_rows(trace, v)
+        else:
+            u = _two(trace.f.numel(), linearised)
+            pulled = torch.zeros_like(v)
+            for total, each in zip(pulled, u, strict=True):
+                trace.add_vjp_(total, each.reshape(trace.f.shape))
+            looked_at, truth = (lambda Jv: Jv.flatten(1) @ u.T), v @ pulled.T
         for candidate in (together, forward_mode, reverse_twice):
-            if _agrees(candidate, trace, v, truth):
+            if _agrees(candidate, trace, v, looked_at, truth):
                 return candidate
     return by_rows
+
+
+def _two(n: int, linearised: Linearised) -> Float[Tensor, "2 n"]:
+    angles = torch.arange(n, dtype=torch.float64, device=linearised.network.device)
+    return torch.stack([angles.cos(), angles.sin()])
 
 
 @contextmanager
@@ -141,9 +161,9 @@ def _function(trace: Trace) -> tuple[Callable[[dict[str, Tensor]], Tensor], dict
     return f, {name: linearised.network.tensors[name].detach() for name in linearised.layout.names}
 
 
-def _agrees(candidate: Jvp, trace: Trace, v: Tensor, truth: Tensor) -> bool:
+def _agrees(candidate: Jvp, trace: Trace, v: Tensor, looked_at: Callable[[Tensor], Tensor], truth: Tensor) -> bool:
     try:
-        result = candidate(trace, v)
+        result = looked_at(candidate(trace, v))
     except (RuntimeError, NotImplementedError):  # no derivative of this kind for some operation of the model
         return False
     return _close(result, truth, trace)

@@ -31,7 +31,7 @@ from lapwing.posterior import Posterior
 from lapwing.predictive import SiteGaussian
 from lapwing.progress import shown
 from lapwing.tuning.scoring import Targets
-from lapwing.tuning.some_outputs import MOST_CLASSES, chosen, reduced
+from lapwing.tuning.some_outputs import MOST_CLASSES, MOST_SITES, chosen, reduced
 
 MOST_COMPARED = 256  # held-out inputs with a covariance for every scale
 _MOST_COVARIANCES = 1 << 25  # numbers: 256 MiB
@@ -77,7 +77,7 @@ class HeldOut:
         """
         sites, likelihood, n_terms = posterior.sites, posterior.likelihood, 0
         if posterior.averages_functions:  # fewer terms of every datum where there are many data
-            n_terms = max(1, round(most / _about(data, most)))
+            n_terms = min(MOST_SITES, max(1, round(most / _about(data, most))))
             sites, likelihood = Sites((n_terms, MOST_CLASSES)), reduced(likelihood)
         pieces: list[_Piece] = []
         most = min(most, max(1, _MOST_COVARIANCES // (max(1, len(precisions)) * sites.t * sites.c**2)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
-from math import exp, inf, log, pi
+from math import inf, log, pi
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from lapwing.predictive import Frame, SiteGaussian, links
 from lapwing.predictive.link_rules import DEFAULT, PAIRWISE, PROBIT, Link
 from lapwing.sampling import seeded
 
-N_DRAWS = 128  # of the outputs, where an average takes draws: differences matter here, not the last digits
+N_DRAWS = 64  # of the outputs, where an average takes draws: differences matter here, not the last digits
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,7 +31,7 @@ from lapwing.tuning.step import Step, noise_is_free, noise_of, step, with_noise
 NO_SPREAD = 1e12  # the scale at which the posterior is the network itself, to rounding
 GRID = torch.tensor([*(10 ** (k / 2) for k in range(-6, 11)), 1e6, 1e7], dtype=torch.float64)
 MOST_CONFIRMED = 1_024  # held-out inputs on which the winner is weighed against the network
-_FINALISTS = 8
+_FINALISTS = 6
 _MANY = 1000
 
 # Nats that a candidate has to gain on the held-out data as a whole before it is preferred.
@@ -85,12 +85,15 @@ def search_validation(
 
 
 def _grid(posterior: Posterior) -> list[float]:
-    """Half decades; whole ones where a factorisation for each scale would take too much time or memory."""
+    """Half decades; whole ones where a factorisation for each scale would take too much time or memory.
+
+    Whole ones for many outputs too, of which only some are compared.
+    """
     side = min(posterior.layout.p, posterior.n_data * posterior.linearised.k)
     dense = isinstance(posterior.curvature, DenseCurvature | LowRankCurvature)
     scales = GRID.tolist()
     large = side > _MANY or len(scales) * side**2 > 3 * posterior.chunk_floats
-    return scales[::2] if dense and large else scales
+    return scales[::2] if (dense and large) or posterior.averages_functions else scales
 
 
 def _shifts(
@@ -169,7 +172,7 @@ def _confirmed(
         for shift in shifts
         if best.mean in shift.lengths
     ]
-    most = MOST_CONFIRMED // 2 if posterior.averages_functions else MOST_CONFIRMED
+    most = 2 * MOST_COMPARED if posterior.averages_functions else MOST_CONFIRMED
     data = HeldOut.of(posterior, held_out, precisions, ways, most, progress)
     found = _all_candidates(posterior, data, [best.scale] if spread else [], free)
     found = [c for c in found if c.mean == best.mean or c.scale == NO_SPREAD]

@@ -68,7 +68,8 @@ def minilm_lora(dropout: float) -> nn.Module:
 def gpt2(dropout: float) -> nn.Module:
     from transformers import GPT2Config, GPT2ForSequenceClassification
 
-    return GPT2ForSequenceClassification(GPT2Config(num_labels=4, pad_token_id=50_256, use_cache=False))
+    config: Any = GPT2Config  # its keywords are those of the base class too, which its type does not say
+    return GPT2ForSequenceClassification(config(num_labels=4, pad_token_id=50_256, use_cache=False))
 
 
 def _tokens(texts: list[str], labels: list[int]) -> Rows:
