@@ -10,10 +10,12 @@ from lapwing.curvature import (
     Exact,
     Full,
     Kron,
+    Labels,
     LowRank,
     MatrixFree,
     Nystrom,
     Sampled,
+    Signs,
 )
 from lapwing.diagnosis import Diagnosis
 from lapwing.em import EM, SGD, Dense, sampled
@@ -76,6 +78,7 @@ __all__ = [
     "InputError",
     "InputTypeError",
     "Kron",
+    "Labels",
     "LapwingError",
     "Likelihood",
     "LowRank",
@@ -94,6 +97,7 @@ __all__ = [
     "RankError",
     "Sampled",
     "ShapeError",
+    "Signs",
     "StorageError",
     "StructureError",
     "Subnetwork",

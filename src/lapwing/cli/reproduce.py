@@ -31,6 +31,7 @@ class TableName(str, Enum):
     sampled_laplace = "sampled-laplace"
     preconditioners = "preconditioners"
     product_cost = "product-cost"
+    fisher = "fisher"
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ def _study_and_report(table: TableName) -> tuple[Any, Any]:
         banana,
         batchnorm,
         battery,
+        fisher,
         immer,
         preconditioners,
         product_cost,
@@ -87,6 +89,7 @@ def _study_and_report(table: TableName) -> tuple[Any, Any]:
     from lapwing.report import banana as banana_report
     from lapwing.report import batchnorm as batchnorm_report
     from lapwing.report import battery as battery_report
+    from lapwing.report import fisher as fisher_report
     from lapwing.report import immer as immer_report
     from lapwing.report import preconditioners as preconditioners_report
     from lapwing.report import product_cost as product_cost_report
@@ -105,6 +108,7 @@ def _study_and_report(table: TableName) -> tuple[Any, Any]:
         TableName.sampled_laplace: (sampled.run, sampled_report),
         TableName.preconditioners: (preconditioners.run, preconditioners_report),
         TableName.product_cost: (product_cost.run, product_cost_report),
+        TableName.fisher: (fisher.run, fisher_report),
     }[table]
 
 
