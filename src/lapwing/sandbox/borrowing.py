@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lapwing.sandbox.copying import Template, may_fuse
+from lapwing.sandbox.copying import Template, may_fuse, script_tensors_kept
 from lapwing.sandbox.process import draws_undone, plain_computing
 from lapwing.sandbox.watching import Unfused
 
@@ -33,16 +33,17 @@ def borrowed(model: Template | nn.Module, *, draws: bool = True) -> Iterator[nn.
 
 @contextmanager
 def _copied(template: Template) -> Iterator[nn.Module]:
-    copies = template.copies()
-    try:
-        yield copies[0]
-    finally:
-        template.clear(copies)
+    with template.script_kept():
+        copies = template.copies()
+        try:
+            yield copies[0]
+        finally:
+            template.clear(copies)
 
 
 @contextmanager
 def _lent(model: nn.Module) -> Iterator[nn.Module]:
-    with _lending, _attributes_kept(model):
+    with _lending, _attributes_kept(model), script_tensors_kept(model.modules()):
         for module in model.modules():
             module.training = False
         yield model

@@ -6,32 +6,38 @@ in them are made anew, and every reference to a module of the tree becomes one t
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping
-from copy import copy
-from functools import partial
-from types import CellType, FunctionType, MemberDescriptorType, MethodType
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from copy import deepcopy
+from types import MemberDescriptorType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
+from torch import nn
 
-_ATOMS = frozenset({bool, int, float, str, type(None), torch.Size, torch.dtype, torch.device, Tensor, nn.Parameter})
-_CONTAINERS = frozenset({dict, list, set, OrderedDict})  # with a `copy` of their own
+from lapwing.sandbox.following import ATOMS, CONTAINERS, Follow
+
+
+_script = threading.RLock()
 
 
 class Template:
     """A private copy of a model in eval mode, from which copies to run are made; nothing ever runs in it.
 
-    It is the model as it was: later changes of the user's modules do not reach it.
+    It is the model as it was: later changes of the user's modules do not reach it. TorchScript in it is copied once,
+    with its tensors, and run by one thread at a time.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.modules = _copies(model)
         self.model = self.modules[0]
+        self.scripted = [module for module in self.modules if is_script(module)]
         for module in self.modules:
+            if is_script(module):
+                module.eval()
+                continue
             own = module.__dict__
             own["training"] = False
             if own.get("_compiled_call_impl") is not None:  # compiled for the user's module
@@ -42,19 +48,23 @@ class Template:
 
     @classmethod
     def of(cls, model: nn.Module) -> Template | None:
-        """None for a model that cannot be copied: one with TorchScript in it, for example."""
-        if any(isinstance(m, torch.jit.ScriptModule) or "_orig_mod" in m._modules for m in model.modules()):
+        """None for a model that cannot be copied: one with compiled modules in it, for example."""
+        if any("_orig_mod" in m._modules for m in model.modules()):
             return None
         try:
             return cls(model)
         except Exception:  # what a class may refuse is not known: its model is lent instead
             return None
 
+    def __reduce__(self) -> tuple[type[Template], tuple[nn.Module]]:
+        return Template, (self.model,)
+
     def copies(self) -> list[nn.Module]:
         """All modules of a copy, the model first."""
-        copies = {id(module): object.__new__(type(module)) for module in self.modules}
-        follow = _Follow(copies, self._held)
-        for (module, containers, references), own in zip(self._parts, copies.values(), strict=True):
+        copies = {id(m): m if is_script(m) else object.__new__(type(m)) for m in self.modules}
+        follow = Follow(copies, self._held)
+        for module, containers, references in self._parts:
+            own = copies[id(module)]
             attributes = module.__dict__.copy()
             for key in containers:
                 attributes[key] = attributes[key].copy()
@@ -70,21 +80,55 @@ class Template:
         Blocks of the Jacobian that are formed later read the settings of their layer: these stay.
         """
         for module, own in zip(self.modules, copies, strict=True):
-            object.__setattr__(own, "__dict__", module.__dict__.copy())
+            if own is not module:
+                object.__setattr__(own, "__dict__", module.__dict__.copy())
+
+    @contextmanager
+    def script_kept(self) -> Iterator[None]:
+        """Around a run: what all runs share is used by one, and has its tensors back afterwards."""
+        with _script if self.scripted else nullcontext(), script_tensors_kept(self.scripted):
+            yield
+
+
+def is_script(module: nn.Module) -> bool:
+    return isinstance(module, torch.jit.ScriptModule)
+
+
+@contextmanager
+def script_tensors_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """TorchScript keeps mode and tensors where `__dict__` does not show them."""
+    scripted = [module for module in modules if is_script(module)]
+    modes = [module.training for module in scripted]
+    saved = [(slots, list(slots.items())) for m in scripted for slots in (m._parameters, m._buffers)]
+    try:
+        yield
+    finally:
+        for module, mode in zip(scripted, modes, strict=True):
+            module.training = mode
+        for slots, tensors in saved:
+            for key, tensor in tensors:
+                slots[key] = tensor  # type: ignore[assignment]
 
 
 def _copies(model: nn.Module) -> list[nn.Module]:
     modules = list(model.modules())
-    copies = {id(module): object.__new__(type(module)) for module in modules}
-    follow = _Follow(copies, {id(value) for module in modules for value in module.__dict__.copy().values()})
+    copies: dict[int, nn.Module] = {}
     for module in modules:
+        if is_script(module) and id(module) not in copies:
+            copies |= zip(map(id, module.modules()), deepcopy(module).modules(), strict=True)
+        elif id(module) not in copies:
+            copies[id(module)] = object.__new__(type(module))
+    follow = Follow(copies, {id(value) for module in modules for value in module.__dict__.copy().values()})
+    for module in modules:
+        if is_script(module):
+            continue
         own = {key: follow(value) for key, value in module.__dict__.copy().items()}
         object.__setattr__(copies[id(module)], "__dict__", own)
         _copy_slots(module, copies[id(module)], follow)
     return list(copies.values())
 
 
-def _copy_slots(module: nn.Module, own: nn.Module, follow: _Follow) -> None:
+def _copy_slots(module: nn.Module, own: nn.Module, follow: Follow) -> None:
     for name in _slots(type(module)):
         if hasattr(module, name):
             object.__setattr__(own, name, follow(getattr(module, name)))
@@ -102,16 +146,18 @@ _slots_of: weakref.WeakKeyDictionary[type, list[str]] = weakref.WeakKeyDictionar
 
 def _parts(modules: list[nn.Module], held: set[int]) -> list[tuple[nn.Module, list[str], list[str]]]:
     """Of every module, the attributes that are containers to copy as they are, and those that have to be followed."""
-    follow = _Follow({id(module): nn.Module() for module in modules}, held)
-    new = {id(v): follow(v) for module in modules for v in module.__dict__.values() if type(v) not in _ATOMS}
+    follow = Follow({id(module): nn.Module() for module in modules}, held)
+    new = {id(v): follow(v) for module in modules for v in module.__dict__.values() if type(v) not in ATOMS}
     parts = []
     for module in modules:
+        if is_script(module):
+            continue
         containers: list[str] = []
         references: list[str] = []
         for key, value in module.__dict__.items():
             if new.get(id(value), value) is value:
                 continue
-            alone = type(value) in _CONTAINERS and follow.visits[id(value)] == 1
+            alone = type(value) in CONTAINERS and follow.visits[id(value)] == 1
             (containers if alone and _same_items(value, new[id(value)]) else references).append(key)
         parts.append((module, containers, references))
     return parts
@@ -125,112 +171,6 @@ def _items(container: Any) -> Iterator[Any]:
     return iter(container.values() if isinstance(container, dict) else container)
 
 
-class _Follow:
-    """Containers anew, and what refers to a module of the tree as the same that refers to its copy.
-
-    Followed are lists, tuples, sets and dictionaries, bound methods, partial functions, closures, weak references and
-    the handles of hooks. `held` are the attributes of modules: a container in a closure is copied if it is one of them.
-    """
-
-    def __init__(self, copies: Mapping[int, nn.Module], held: set[int] | frozenset[int] = frozenset()) -> None:
-        self.copies, self.held = copies, held
-        self.seen: dict[int, Any] = {}  # one copy of what is referred to several times
-        self.visits: Counter[int] = Counter()
-
-    def __call__(self, value: Any) -> Any:
-        kind = type(value)
-        if kind in _ATOMS:
-            return value
-        if id(value) in self.copies:
-            return self.copies[id(value)]
-        if isinstance(value, dict | list | set):
-            return self._container(value)
-        if kind is tuple:
-            parts = tuple(self(part) for part in value)
-            return parts if any(a is not b for a, b in zip(parts, value, strict=True)) else value
-        if kind is MethodType:
-            owner = self(value.__self__) if isinstance(value.__self__, nn.Module) else value.__self__
-            return value if owner is value.__self__ else MethodType(value.__func__, owner)
-        if kind is partial:
-            return self._partial(value)
-        if kind is FunctionType and value.__closure__:
-            return self._closure(value)
-        if kind is weakref.ref:
-            return self._reference(value)
-        if kind is RemovableHandle:
-            return self._handle(value)
-        return value
-
-    def _container(self, value: Any) -> Any:
-        self.visits[id(value)] += 1
-        if id(value) in self.seen:
-            return self.seen[id(value)]
-        own = self.seen[id(value)] = value.copy() if type(value) in _CONTAINERS else copy(value)
-        if isinstance(own, dict):
-            for key, item in list(own.items()):
-                if type(item) not in _ATOMS and (new := self(item)) is not item:
-                    own[key] = new
-        elif isinstance(own, list):
-            own[:] = [self(item) for item in own]
-        elif any(id(item) in self.copies for item in own):
-            members = [self(item) for item in own]
-            own.clear()
-            own.update(members)
-        return own
-
-    def _partial(self, value: partial[Any]) -> Any:
-        func, args = self(value.func), self(value.args)
-        keywords = {key: self(item) for key, item in value.keywords.items()}
-        if func is value.func and args is value.args and all(keywords[k] is v for k, v in value.keywords.items()):
-            return value
-        own = partial(func, *args, **keywords)
-        own.__dict__.update(value.__dict__)
-        return own
-
-    def _closure(self, value: FunctionType) -> Any:
-        if id(value) in self.seen:
-            return self.seen[id(value)]
-        self.seen[id(value)] = value  # should it refer to itself
-        cells = tuple(self._cell(cell) for cell in value.__closure__ or ())
-        if all(a is b for a, b in zip(cells, value.__closure__ or (), strict=True)):
-            return value
-        own = FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
-        own.__kwdefaults__ = value.__kwdefaults__
-        own.__dict__.update(value.__dict__)
-        self.seen[id(value)] = own
-        return own
-
-    def _cell(self, cell: CellType) -> CellType:
-        """Shared with the user's function if it holds nothing of the tree: a counter there goes on counting."""
-        try:
-            content = cell.cell_contents
-        except ValueError:  # empty yet
-            return cell
-        if isinstance(content, dict | list | set) and id(content) not in self.held:
-            return cell
-        own = self(content)
-        return cell if own is content else CellType(own)
-
-    def _reference(self, value: weakref.ref[Any]) -> Any:
-        target = value()
-        own = self.copies.get(id(target), target)
-        return value if own is target else weakref.ref(own)
-
-    def _handle(self, value: RemovableHandle) -> RemovableHandle:
-        """What removes a hook: of the copy, if the hook is."""
-        of_tree = [ref() for ref in (value.hooks_dict_ref, *value.extra_dict_ref) if id(ref()) in self.held]
-        if not of_tree:
-            return value
-        own = object.__new__(RemovableHandle)
-        own.__dict__.update(value.__dict__)
-        own.hooks_dict_ref, *extra = (
-            weakref.ref(self(hooks)) if (hooks := ref()) is not None else ref
-            for ref in (value.hooks_dict_ref, *value.extra_dict_ref)
-        )
-        own.extra_dict_ref = tuple(extra)
-        return own
-
-
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 _FUSED_FORWARDS = frozenset(kind.forward for kind in _FUSED)
 
@@ -242,7 +182,7 @@ def may_fuse(module: nn.Module) -> bool:
 
 def _kept_plain(module: nn.Module) -> bool:
     """Turn the fused path of a private module off by its settings; False if that is not known to do."""
-    if not may_fuse(module):
+    if is_script(module) or not may_fuse(module):
         return True
     if type(module).forward not in _FUSED_FORWARDS:
         return False
