@@ -2,7 +2,14 @@
 
 from lapwing.sandbox.borrowing import borrowed, install
 from lapwing.sandbox.copying import Template
-from lapwing.sandbox.process import plain_tensors, quiet_fallback, random_state_kept, random_states, same_states
+from lapwing.sandbox.process import (
+    forward_mode_alone,
+    plain_tensors,
+    quiet_fallback,
+    random_state_kept,
+    random_states,
+    same_states,
+)
 from lapwing.sandbox.watching import MathAttention, UseOfTensors
 
 __all__ = [
@@ -10,6 +17,7 @@ __all__ = [
     "Template",
     "UseOfTensors",
     "borrowed",
+    "forward_mode_alone",
     "install",
     "plain_tensors",
     "quiet_fallback",

@@ -19,7 +19,6 @@ from torch import nn
 
 from lapwing.sandbox.following import ATOMS, CONTAINERS, Follow
 
-
 _script = threading.RLock()
 
 

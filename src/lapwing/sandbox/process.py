@@ -71,6 +71,8 @@ def _vmap_warning_off() -> Iterator[None]:
 
 quiet_fallback = _Shared(_vmap_warning_off)  # torch.func warns when it falls back to a loop of its own
 
+forward_mode_alone = threading.RLock()  # torch has one stack of forward-mode levels for all threads
+
 # --- random states ------------------------------------------------------------------------------------------
 
 States = tuple[Tensor, list[Tensor], Any, Any]
