@@ -96,7 +96,7 @@ def together(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
 
 
 def forward_mode(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
-    """One forward pass with tangents per vector; attention by its formula, as the fused kernel has no such derivative."""
+    """One forward pass with tangents per vector; the fused attention kernel has no forward-mode derivative."""
     f, primals = _function(trace)
     with (
         forward_mode_alone,
