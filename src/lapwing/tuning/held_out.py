@@ -166,6 +166,11 @@ def _about(data: Batches, most: int) -> int:
     return min(most, data.first_of_all()[0].n * n_batches * ranks.world()) if n_batches else most
 
 
+def some_inputs(posterior: Posterior, data: Batches, most: int) -> Iterator[tuple[ModelInput, Any]]:
+    """At most so many of the held-out inputs with their targets as given, spread evenly over the batches."""
+    return ((x, y) for _, x, y in _some(posterior, data, -(-most // ranks.world()), False))
+
+
 def _some(
     posterior: Posterior, data: Batches, most: int, progress: bool | None
 ) -> Iterator[tuple[int, ModelInput, Any]]:

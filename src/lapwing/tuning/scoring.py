@@ -102,23 +102,26 @@ Nll = Callable[[Tensor], Tensor]  # at temperatures (k,), per likelihood term
 @quick_scores.register
 def _(likelihood: Categorical, gaussian: SiteGaussian, targets: Targets, freedom: Freedom) -> list[Score]:
     labels = _Labels.of(likelihood, gaussian, targets)
-    return [
-        _best_on(_LOG_T, labels.by_formula(gaussian, link), link, freedom, targets.n_terms)
-        for link in (PAIRWISE, PROBIT)
-    ]
+    return [_best_on(_LOG_T, labels.by_formula(link), link, freedom, targets.n_terms) for link in (PAIRWISE, PROBIT)]
 
 
 @final_scores.register
 def _(likelihood: Categorical, gaussian: SiteGaussian, targets: Targets, freedom: Freedom, near: Score) -> list[Score]:
     draws = links.gaussian_draws(gaussian.mean, gaussian.cov, N_DRAWS, generator=seeded(None))
     labels = _Labels.of(likelihood, gaussian, targets)
-    return _near(near, labels.by_draws(draws), labels.by_formula(gaussian, near.link), freedom, targets.n_terms)
+    return _near(near, labels.by_draws(draws), labels.by_formula(near.link), freedom, targets.n_terms)
 
 
 @dataclass(frozen=True, eq=False)
 class _Labels:
-    """Where the observed classes are, and the logits of classes that have no covariance."""
+    """Where the observed classes are, the Gaussian over some logits, and the means of the rest.
 
+    The rest is taken for classes like the others: f_j = m_j + common part + a part of its own, the common part being
+    the mean deviation of the classes with a covariance V, the variance of its own v the mean difference of variance and
+    covariance in V. Of many such classes the sum is log Σ_j exp(m_j / T) + v / 2T² + the common part.
+    """
+
+    gaussian: SiteGaussian
     index: Int[Tensor, "n t 1"]
     counted: Bool[Tensor, "n t"]
     rest: Float[Tensor, "n t r"]
@@ -129,35 +132,42 @@ class _Labels:
         labels = likelihood.encode(targets.y, targets.sites, len(m)).to(m.device)
         counted = labels != likelihood.ignore_index
         rest = m[..., :0] if targets.rest is None else targets.rest
-        return cls(torch.where(counted, labels, 0)[..., None], counted, rest)
+        return cls(gaussian, torch.where(counted, labels, 0)[..., None], counted, rest)
 
-    def by_formula(self, gaussian: SiteGaussian, link: Link) -> Nll:
-        """Under a closed form; one class more stands for the rest, with the logit log Σ_j exp(f_j / T)."""
+    def by_formula(self, link: Link) -> Nll:
+        """Under a closed form; one class more stands for the rest, which is good enough to order candidates."""
 
         def nll(T: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
-            (m, cov), none = _tempered(gaussian, T), gaussian.mean[None]  # formulas take no draws
+            (m, cov), none = _tempered(self.gaussian, T), self.gaussian.mean[None]  # formulas take no draws
             if self.rest.shape[-1]:
                 m = torch.cat([m, self._rest(T)[..., None]], -1)
-                cov = torch.nn.functional.pad(cov, (0, 1, 0, 1))
+                common = cov.mean(-1, keepdim=True)
+                cov = torch.cat([cov, common], -1)
+                cov = torch.cat([cov, cov.mean(-2, keepdim=True)], -2)
             return self._mean(link.categorical(m, cov, none).gather(-1, self._expanded(T))[..., 0])
 
-        return _in_parts(nll, gaussian.cov.numel())
+        return _in_parts(nll, self.gaussian.cov.numel())
 
     def by_draws(self, draws: Float[Tensor, "s n t c"]) -> Nll:
         """The default link: log of the mean of softmax(f_s / T) at the label."""
         at_label = draws.gather(-1, self.index.expand(len(draws), *self.index.shape))[..., 0]
+        common = (draws - self.gaussian.mean).mean(-1)
 
         def nll(T: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
             beside = _beside(T, draws)
             total = torch.logsumexp(draws / beside[..., None], -1)  # (k, s, n, t)
             if self.rest.shape[-1]:
-                total = torch.logaddexp(total, self._rest(T)[:, None])
+                total = torch.logaddexp(total, self._rest(T)[:, None] + common / beside)
             return self._mean(torch.logsumexp(at_label / beside - total, 1) - log(len(draws)))
 
         return _in_parts(nll, draws.numel())
 
     def _rest(self, T: Float[Tensor, " k"]) -> Float[Tensor, "k n t"]:
-        return torch.logsumexp(self.rest / _beside(T, self.rest), -1)
+        """Without the common part."""
+        beside, cov = _beside(T, self.rest), self.gaussian.cov
+        c, variances = cov.shape[-1], cov.diagonal(dim1=-2, dim2=-1).sum(-1)
+        own = (variances / c - (cov.sum((-2, -1)) - variances) / (c * (c - 1))).clamp(min=0)
+        return torch.logsumexp(self.rest / beside, -1) + own / (2 * beside[..., 0] ** 2)
 
     def _expanded(self, T: Tensor) -> Int[Tensor, "k n t 1"]:
         return self.index.expand(len(T), *self.index.shape)

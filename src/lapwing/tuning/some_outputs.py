@@ -2,7 +2,7 @@
 
 A row of J is one pull back through the network, so that a thousand classes or pixels take a thousand. To choose a scale
 and a temperature, some hundred likelihood terms are enough, and of the classes of a term those that can matter: the
-most probable ones and the label. The other classes keep the network's logits, without a variance.
+most probable ones and the label. The other classes keep the network's logits, and are taken to vary like these.
 """
 
 from __future__ import annotations
@@ -51,8 +51,13 @@ class Chosen:
         return Chosen(self.index[part], self.rest[part], self.y[part])
 
 
+def plain(likelihood: Likelihood) -> Likelihood:
+    """Without class weights, which are those of training."""
+    return replace(likelihood, weight=None) if isinstance(likelihood, Categorical) else likelihood
+
+
 def reduced(likelihood: Likelihood) -> Likelihood:
-    """The likelihood as it reads the chosen outputs: classes last, and weights are those of training."""
+    """The likelihood as it reads the chosen outputs, classes last."""
     return replace(likelihood, class_axis=-1, weight=None) if isinstance(likelihood, Categorical) else likelihood
 
 

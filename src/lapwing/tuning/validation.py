@@ -17,6 +17,7 @@ from math import inf, log10
 
 import torch
 
+from lapwing import ranks
 from lapwing._types import Float, Tensor
 from lapwing.data import Batches
 from lapwing.errors import NumericalError
@@ -24,8 +25,9 @@ from lapwing.likelihoods import Gaussian
 from lapwing.operators import DenseCurvature, LowRankCurvature
 from lapwing.posterior import Posterior, Readout
 from lapwing.predictive.link_rules import DEFAULT
-from lapwing.tuning.held_out import MOST_COMPARED, HeldOut, Shift, scaled
+from lapwing.tuning.held_out import MOST_COMPARED, HeldOut, Shift, scaled, some_inputs
 from lapwing.tuning.scoring import Freedom, Score, final_scores, quick_scores
+from lapwing.tuning.some_outputs import plain
 from lapwing.tuning.step import Step, noise_is_free, noise_of, step, with_noise
 
 NO_SPREAD = 1e12  # the scale at which the posterior is the network itself, to rounding
@@ -78,8 +80,10 @@ def search_validation(
     data = HeldOut.of(network, held_out, precisions, shifts, MOST_COMPARED, progress)
     candidates = _all_candidates(network, data, list(ladder), free)
     best = _preferred(candidates, data.n_terms)
-    taken = _confirmed(network, best, ladder, shifts, held_out, free, progress)
+    taken, alone = _confirmed(network, best, ladder, shifts, held_out, free, progress)
     chosen = _built(network, taken, shifts)
+    if network.averages_functions and not _no_worse(chosen, alone, held_out):
+        taken, chosen = alone, _built(network, alone, shifts)
     steps = [*_steps(network, candidates, ladder, shifts), _step(network, taken, ladder, shifts, "taken")]
     return replace(chosen, history=(*posterior.history, *steps))
 
@@ -163,8 +167,11 @@ def _confirmed(
     held_out: Batches,
     free: bool,
     progress: bool | None,
-) -> Candidate:
-    """The winner, if it is no worse than the network on more of the held-out data; its dispersion from them."""
+) -> tuple[Candidate, Candidate]:
+    """The winner, if it is no worse than the network on more of the held-out data; and the network.
+
+    Their dispersions come from these data.
+    """
     spread = best.scale != NO_SPREAD
     precisions = [ladder[best.scale].precision] if spread else []
     ways = [
@@ -176,7 +183,27 @@ def _confirmed(
     data = HeldOut.of(posterior, held_out, precisions, ways, most, progress)
     found = _all_candidates(posterior, data, [best.scale] if spread else [], free)
     found = [c for c in found if c.mean == best.mean or c.scale == NO_SPREAD]
-    return replace(taken := _preferred(found, data.n_terms), scale_index=best.scale_index * (taken.scale == best.scale))
+    taken, alone = _preferred(found, data.n_terms), _preferred(_alone(found), data.n_terms)
+    return replace(taken, scale_index=best.scale_index * (taken.scale == best.scale)), alone
+
+
+def _alone(candidates: list[Candidate]) -> list[Candidate]:
+    return [c for c in candidates if c.scale == NO_SPREAD and c.mean == "network"]
+
+
+def _no_worse(chosen: Posterior, alone: Candidate, held_out: Batches) -> bool:
+    """Whether predictions, made as the user's will be, are no worse than the network's at its best temperature.
+
+    Where a datum has many outputs, scales were compared on some of them.
+    """
+    gain = torch.zeros((), dtype=torch.float64)
+    for x, y in some_inputs(chosen, held_out, MOST_COMPARED):
+        encoded = chosen.likelihood.encode(y, chosen.sites, x.n)
+        f = chosen.sites.split(chosen.linearised.outputs(x).double()) / alone.score.dispersion
+        gain += (
+            chosen.predict(x).log_prob(y).double().sum() - plain(chosen.likelihood).log_prob(f, encoded).sum()
+        ).cpu()
+    return float(ranks.total(gain)) >= 0
 
 
 def _freedom(scale: float, free_noise: bool) -> Freedom:
@@ -185,8 +212,8 @@ def _freedom(scale: float, free_noise: bool) -> Freedom:
 
 def _preferred(candidates: list[Candidate], n_terms: int) -> Candidate:
     """Least NLL plus cost, among those no worse than the network as it is and at its best temperature."""
-    plain = min(c.score.nll for c in candidates if c.scale == NO_SPREAD and c.mean == "network")
-    allowed = [c for c in candidates if c.score.nll <= plain + _TIE]
+    alone = min(c.score.nll for c in _alone(candidates))
+    allowed = [c for c in candidates if c.score.nll <= alone + _TIE]
     return min(allowed, key=lambda c: n_terms * c.score.nll + c.cost)
 
 
