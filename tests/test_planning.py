@@ -82,16 +82,28 @@ def test_planned_bytes_are_within_a_quarter_of_the_measured_peak(workload: str, 
     W2 and W3 have so few data that sums over inputs are converted to float64 only when their activations are gone.
     glibc left to itself keeps freed tensors of up to 32 MiB; the process is then up to a third larger.
     """
-    script = Path(__file__).parent / "peaks.py"
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    env["PYTHONPATH"] = os.pathsep.join([str(Path(lw.__file__).parent.parent), env.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, str(script), workload, structure], env=env, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = _in_a_process("peaks.py", workload, structure)
     ratios = {what: found["planned"][what] / found["measured"][what] for what in ("fit", "predict")}
     assert all(0.75 <= ratio <= 1.25 for ratio in ratios.values()), (ratios, found)
+
+
+def _in_a_process(script: str, *words: str) -> Any:
+    """What a script beside this file prints, with an allocator that gives back what is freed."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    env["PYTHONPATH"] = os.pathsep.join([str(Path(lw.__file__).parent.parent), env.get("PYTHONPATH", "")])
+    command = [sys.executable, str(Path(__file__).parent / script), *words]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "gigabytes"), [("minilm", "4"), ("gpt2", "6")])
+def test_memory_is_kept_from_plan_to_file(size: str, gigabytes: str) -> None:
+    """Kronecker factors of encoders with the sizes of MiniLM (22 M) and GPT-2 (124 M)."""
+    found = _in_a_process("large.py", size, gigabytes)
+    assert found["parameters"] > {"minilm": 22e6, "gpt2": 120e6}[size]
+    assert all(peak <= found["budget"] for peak in found["peaks"].values()), found
 
 
 def test_a_smaller_budget_means_smaller_pieces() -> None:
