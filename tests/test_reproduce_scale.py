@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from lapwing.bench.reproduce import preconditioners, product_cost
+from lapwing.bench.reproduce import fisher, preconditioners, product_cost
 from lapwing.bench.reproduce.effort import TOY
 from lapwing.bench.reproduce.folder import DataFolder
 from lapwing.bench.reproduce.store import Store
 from lapwing.bench.reproduce.study import Study
 from lapwing.operators import DiagonalCurvature, GroupedDiagonal
+from lapwing.report import fisher as fisher_report
 from lapwing.report import preconditioners as preconditioners_report
 from lapwing.report import product_cost as product_cost_report
 from lapwing.report.study import markdown, write_study
@@ -30,8 +31,12 @@ def test_iterations_are_as_many_as_there_are_different_eigenvalues() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("bench", "report", "tables"),
-    [(preconditioners, preconditioners_report, 3), (product_cost, product_cost_report, 1)],
-    ids=["preconditioners", "product-cost"],
+    [
+        (preconditioners, preconditioners_report, 3),
+        (product_cost, product_cost_report, 1),
+        (fisher, fisher_report, 2),
+    ],
+    ids=["preconditioners", "product-cost", "fisher"],
 )
 def test_the_pages_can_be_made(bench, report, tables: int, tmp_path: Path) -> None:
     record = bench.run(Study(DataFolder(None), Store(tmp_path), TOY, n_seeds=1))
