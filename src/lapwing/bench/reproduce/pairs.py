@@ -39,10 +39,14 @@ class Pair:
     words: str
     recipe: Recipe
     files: tuple[str, ...] = ()
+    more: float = 1.0  # times as many training rows as the effort says: photographs and texts are hard to learn
     pictures: bool = False
 
     def parts(self, folder: DataFolder, seed: int, effort: Effort) -> Parts:
-        return self.source(folder, seed, effort)
+        return self.source(folder, seed, self.learnt_with(effort))
+
+    def learnt_with(self, effort: Effort) -> Effort:
+        return replace(effort, n_train=int(self.more * effort.n_train))
 
 
 def listed(folder: DataFolder) -> list[Pair]:
@@ -161,10 +165,12 @@ PAIRS = (
         "mnist-fashion", "MNIST", "Fashion-MNIST", _grey("mnist", "fashion_mnist"), partial(_cnn, plain),
         "CNN", _IMAGES, _GREY, pictures=True,
     ),
-    Pair("cifar-svhn", "CIFAR-10", "SVHN", sources.colour_images, _resnet, "ResNet, BatchNorm", _IMAGES, _COLOUR),
+    Pair(
+        "cifar-svhn", "CIFAR-10", "SVHN", sources.colour_images, _resnet, "ResNet, BatchNorm", _IMAGES, _COLOUR, 2.5
+    ),
     Pair("digits-turned", "digits", "turned digits", turned_digits, partial(_mlp, plain), "MLP", _ROWS),
-    Pair("ag-sst2", "AG News", "SST-2", partial(texts, "AG News", "SST-2"), _transformer, "transformer", _WORDS, _LETTERS),
-    Pair("sst2-ag", "SST-2", "AG News", partial(texts, "SST-2", "AG News"), _transformer, "transformer", _WORDS, _LETTERS),
+    Pair("ag-sst2", "AG News", "SST-2", partial(texts, "AG News", "SST-2"), _transformer, "transformer", _WORDS, _LETTERS, 2.0),
+    Pair("sst2-ag", "SST-2", "AG News", partial(texts, "SST-2", "AG News"), _transformer, "transformer", _WORDS, _LETTERS, 2.0),
     _table("vehicle", plain, "MLP"),
     _table("satellite", nn.BatchNorm1d, "MLP, BatchNorm"),
 )  # fmt: skip
