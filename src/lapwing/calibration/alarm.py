@@ -61,22 +61,20 @@ def alarm(posterior: Posterior, held_out: Any, *, progress: bool | None = None) 
     """An alarm for inputs unlike those the network was trained for, with a bound on false alarms.
 
     For classes three numbers are compared with those of the held-out data: the entropy of the network's own answer,
-    the entropy of the predictive distribution under the posterior of the evidence, and the share of it that is
-    epistemic (both ends count, at half weight). Their ranks are put together as log p-values are, and the sum is
-    ranked again, among the n held-out data and the new one alike, so that the p-value is exact. For numbers and counts
-    it is the variance of the outputs. Where held-out data scaled the precisions in `lw.tune`, that is undone first:
-    what is best for the NLL of known data is often blind to unknown ones.
+    the entropy of the predictive distribution under a prior ten times wider than the evidence's, and the share of it
+    that is epistemic (both ends count, at a quarter of the weight). Their ranks are put together as log p-values are,
+    and the sum is ranked again, among the n held-out data and the new one alike, so that the p-value is exact. For
+    numbers and counts it is the variance of the outputs. Where held-out data scaled the precisions in `lw.tune`, that
+    is undone first: what is best for the NLL of known data is often blind to unknown ones.
 
     `held_out`: as for `lw.fit`, or the inputs alone; targets are not read. Data that `lw.tune(validation=...)` has seen
-    may be used again unless they also trained or stopped the network; training data may not. Cost: about two
-    predictions of the held-out data, once, and of the new data at every call.
+    may be used again unless they also trained or stopped the network; training data may not. Cost: one prediction
+    of the held-out data, and one of the new data at every call.
     """
     if not isinstance(posterior, Posterior):
         raise InputTypeError(f"alarm: expected a Posterior from lw.fit or lw.tune, got {type(posterior).__name__}.")
     scorer = Scorer.of(posterior)
-    features = scored(
-        labelled_or_not(held_out), lambda x, _: _checked(scorer(posterior.given(x))), progress=progress
-    )
+    features = scored(labelled_or_not(held_out), lambda x, _: _checked(scorer(posterior.given(x))), progress=progress)
     if not len(features):
         raise InputError("alarm: there are no held-out data to compare with.")
     return Alarm(posterior, features)

@@ -65,7 +65,7 @@ class Conformal:
         return min(1.0, rank(self.n, self.level) / (self.n + 1))
 
     @cached_property
-    def quantile(self) -> Float[Tensor, "..."]:
+    def quantile(self) -> Tensor:
         """The score up to which a target is in the set; one for every output."""
         return quantile(self.scores, self.level)
 

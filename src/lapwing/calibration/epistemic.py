@@ -11,22 +11,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import torch
 
 from lapwing._types import Float, Tensor
 from lapwing.data import ModelInput
 from lapwing.likelihoods import Bernoulli, Categorical
-from lapwing.operators import inv_quads
 from lapwing.posterior import Posterior, Readout
 from lapwing.predictive import (
     Frame,
-    Prediction,
-    SiteGaussian,
     antithetic_draws,
     from_draws,
     from_gaussian,
     pushforward_marginal,
+    site_gaussian,
 )
 from lapwing.predictive.link_rules import DEFAULT
 from lapwing.sampling import seeded
@@ -34,7 +33,7 @@ from lapwing.tuning import Step
 
 N_DRAWS = 512  # of the outputs of an input
 N_FUNCTIONS = 16  # pairs of functions f ± J (θ − θ*), where a datum has many outputs
-WIDER = 0.1  # times the evidence's precisions: where the epistemic share of the entropy tells most
+WIDER = 0.1  # times the evidence's precisions, where entropies tell most
 TINY = 1e-300  # below any entropy in double precision, above zero
 
 
@@ -73,19 +72,19 @@ def _with_precisions(posterior: Posterior, times: float) -> Posterior:
 class Scorer:
     """Features of inputs under one posterior; `weights` and `two_sided` say how their ranks are put together.
 
-    Of classes: the entropy of the network itself; the entropy of the predictive distribution under the evidence's
-    posterior; and the share of it that is epistemic, under a wider prior. Inputs unlike the training data can have
-    less of that share than usual as well as more, so both ends of it count. Of numbers and counts: the variance of
-    the outputs, summed.
+    Of classes: the entropy of the network itself; the entropy of the predictive distribution, under a prior ten times
+    wider than the evidence's; and the share of it that is epistemic. Inputs unlike the training data can have less
+    of that share than usual as well as more, so both ends of it count. Of numbers and counts: the variance of the
+    outputs, summed.
     """
 
     posterior: Posterior
-    wider: Posterior
 
     @classmethod
     def of(cls, posterior: Posterior) -> Scorer:
         own = of_the_evidence(posterior)
-        return cls(own, own if own.refinement is not None else _with_precisions(own, WIDER))
+        classes = isinstance(own.likelihood, Bernoulli | Categorical)
+        return cls(_with_precisions(own, WIDER) if classes and own.refinement is None else own)
 
     @property
     def classes(self) -> bool:
@@ -93,7 +92,7 @@ class Scorer:
 
     @property
     def weights(self) -> tuple[float, ...]:
-        return (1.0, 1.0, 0.5) if self.classes else (1.0,)
+        return (1.0, 1.0, 0.25) if self.classes else (1.0,)
 
     @property
     def two_sided(self) -> tuple[bool, ...]:
@@ -102,32 +101,26 @@ class Scorer:
     def __call__(self, x: ModelInput) -> Float[Tensor, "n k"]:
         if not self.classes:
             return pushforward_marginal(self.posterior.weights, x).detach().double().sum(-1, keepdim=True)
-        of_piece = self._by_functions if self.posterior.averages_functions else self._by_gaussians
-        return torch.cat([torch.stack(columns, -1) for columns in of_piece(x)]).detach()
+        pieces = [self._by_functions(x)] if self.posterior.averages_functions else self._by_gaussians(x)
+        return torch.cat(list(pieces)).detach()
 
-    def _by_gaussians(self, x: ModelInput) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """One pass over the rows of J for both priors."""
-        sites, likelihood = self.posterior.sites, self.posterior.likelihood
-        precisions = [self.posterior.precision, self.wider.precision]
-        positions = sites.split(torch.arange(sites.t * sites.c, device=self.posterior.linearised.network.device)[None])
-        for f, J in self.posterior.weights.jacobians(x):
-            covs = torch.stack([inv_quads(precisions, J.outputs_at(rows)) for rows in positions[0]], dim=2)
-            mean = sites.split(f)
-            yield self._columns(f, [from_gaussian(likelihood, SiteGaussian(mean, V), self._frame()) for V in covs])
+    def _by_gaussians(self, x: ModelInput) -> Iterator[Float[Tensor, "n k"]]:
+        weights, sites, likelihood = self.posterior.weights, self.posterior.sites, self.posterior.likelihood
+        for f, J in weights.jacobians(x):
+            gaussian = site_gaussian(weights.precision, f, J, sites)
+            yield self._columns(f, from_gaussian(likelihood, gaussian, self._frame()))
 
-    def _by_functions(self, x: ModelInput) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        sites, likelihood, predictions = self.posterior.sites, self.posterior.likelihood, []
-        for each in (self.posterior, self.wider):
-            draws = antithetic_draws(each.weights, x, each.functions(N_FUNCTIONS).deviations)
-            predictions.append(from_draws(likelihood, torch.stack([sites.split(f) for f in draws]), self._frame()))
-        yield self._columns(self.posterior.linearised.outputs(x).double(), predictions)
+    def _by_functions(self, x: ModelInput) -> Float[Tensor, "n k"]:
+        weights, sites = self.posterior.weights, self.posterior.sites
+        draws = antithetic_draws(weights, x, self.posterior.functions(N_FUNCTIONS).deviations)
+        by_site = torch.stack([sites.split(f) for f in draws])
+        return self._columns(draws.mean(0), from_draws(self.posterior.likelihood, by_site, self._frame()))
 
-    def _columns(self, f: Float[Tensor, "n k"], predictions: list[Prediction]) -> tuple[Tensor, Tensor, Tensor]:
+    def _columns(self, f: Float[Tensor, "n c"], prediction: Any) -> Float[Tensor, "n k"]:
         """Entropies are means over the likelihood terms of a datum."""
-        network = from_draws(self.posterior.likelihood, self.posterior.sites.split(f)[None], self._frame())
-        under_evidence, wide = predictions
-        share = _per_datum(wide.epistemic) / _per_datum(wide.entropy).clamp(min=TINY)
-        return _per_datum(network.entropy), _per_datum(under_evidence.entropy), share
+        network: Any = from_draws(self.posterior.likelihood, self.posterior.sites.split(f)[None], self._frame())
+        entropy, epistemic = _per_datum(prediction.entropy), _per_datum(prediction.epistemic)
+        return torch.stack([_per_datum(network.entropy), entropy, epistemic / entropy.clamp(min=TINY)], -1)
 
     def _frame(self) -> Frame:
         """Double precision: the entropy of a confident answer would be lost in rounding."""

@@ -30,7 +30,7 @@ class Unlabelled:
     x: ModelInput
 
     def __len__(self) -> int:
-        return -(-self.x.n // ROWS)
+        return (self.x.n + ROWS - 1) // ROWS
 
     def __iter__(self) -> Iterator[tuple[ModelInput, None]]:
         for start in range(0, self.x.n, ROWS):

@@ -23,7 +23,7 @@ def rank(n: int, level: float) -> int:
     return math.ceil((n + 1) * Fraction(repr(float(level))))
 
 
-def quantile(scores: Float[Tensor, "n ..."], level: float) -> Float[Tensor, "..."]:
+def quantile(scores: Float[Tensor, "n ..."], level: float) -> Tensor:
     """The k-th smallest score of each column, k = ⌈(n + 1) level⌉; infinite where n < k, so that it always covers."""
     k = rank(len(scores), level)
     if k > len(scores):
@@ -42,8 +42,8 @@ def combined_p_values(
     """Each new datum's p-value from several scores: t = Σ_k w_k log p_k, ranked among the n + 1.
 
     p_k is the p-value of a datum by score k alone among all n + 1 data, itself included; with `two_sided` twice the
-    smaller of those by s and by −s. The new datum takes part in the p_k of the others, so that t is a symmetric function
-    of the n + 1 data, and its rank is as good as any other's. With one score these are its `p_values`.
+    smaller of those by s and by −s. The new datum takes part in the p_k of the others, so that t is a symmetric
+    function of the n + 1 data, and its rank is as good as any other's. With one score these are its `p_values`.
     Cost: n numbers for each new datum.
     """
     step = max(1, _MOST_AT_ONCE // len(held))
@@ -64,7 +64,8 @@ def _ranked_again(
 
 
 def _ranks(s: Float[Tensor, " n"], t: Float[Tensor, " b"]) -> tuple[Tensor, Tensor]:
-    """How many of the n + 1 data have at least as large a score: as each held-out one (b, n), and as the new one (b,)."""
+    """How many of the n + 1 data have a score at least as large as each held-out datum's (b, n), and the new one's (b,).
+    """
     return _n_at_least(s, s, 0) + (t[:, None] >= s), _n_at_least(s, t, 1)
 
 

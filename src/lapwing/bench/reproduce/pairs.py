@@ -24,6 +24,7 @@ from lapwing.bench.reproduce.image_networks import staged_resnet
 from lapwing.bench.reproduce.parts import Parts, Split, shuffled
 from lapwing.bench.reproduce.training import Recipe
 
+MOST_TESTED = 500  # inputs from inside, and as many from outside
 SHIFT = 1.0  # standard deviations by which every column of a table is moved, up or down
 
 
@@ -39,14 +40,14 @@ class Pair:
     words: str
     recipe: Recipe
     files: tuple[str, ...] = ()
-    more: float = 1.0  # times as many training rows as the effort says: photographs and texts are hard to learn
+    more: int = 2  # times as many training rows as the effort says: photographs and texts are hard to learn
     pictures: bool = False
 
     def parts(self, folder: DataFolder, seed: int, effort: Effort) -> Parts:
         return self.source(folder, seed, self.learnt_with(effort))
 
     def learnt_with(self, effort: Effort) -> Effort:
-        return replace(effort, n_train=int(self.more * effort.n_train))
+        return replace(effort, n_train=self.more * effort.n_train, n_test=min(effort.n_test, MOST_TESTED))
 
 
 def listed(folder: DataFolder) -> list[Pair]:
@@ -61,8 +62,8 @@ def turned_digits(folder: DataFolder, seed: int, effort: Effort) -> Parts:
     """scikit-learn's digits as rows of 64 pixels; outside are the test digits turned by 90°."""
     parts = sources.digits(folder, seed, effort)
     turned = torch.rot90(parts.test.x, 1, (-2, -1)).flatten(1)
-    flat = [Split(part.x.flatten(1), part.y) for part in (parts.train, parts.validation, parts.test)]
-    return Parts(*flat, turned, "the same digits turned by 90°")
+    train, held_out, test = (Split(p.x.flatten(1), p.y) for p in (parts.train, parts.validation, parts.test))
+    return Parts(train, held_out, test, turned, "the same digits turned by 90°")
 
 
 def shifted_rows(name: str, folder: DataFolder, seed: int, effort: Effort) -> Parts:
@@ -142,7 +143,6 @@ _ROWS = Recipe(n_epochs=60, learning_rate=3e-3)
 _WORDS = Recipe(n_epochs=6, learning_rate=1e-3)
 _GREY = ("mnist", "fashion_mnist")
 _COLOUR = ("cifar10_train_a", "cifar10_test", "svhn_test_crops_10k")
-_LETTERS = ("ag_news_test", "sst2")
 
 
 def _grey(name: str, other: str) -> sources.Source:
@@ -156,6 +156,11 @@ def _table(name: str, norm: Callable[[int], nn.Module], words: str) -> Pair:
     )
 
 
+def _texts(name: str, inside: str, outside: str) -> Pair:
+    source = partial(texts, inside, outside)
+    return Pair(name, inside, outside, source, _transformer, "transformer", _WORDS, ("ag_news_test", "sst2"), 4)
+
+
 PAIRS = (
     Pair(
         "fashion-mnist", "Fashion-MNIST", "MNIST", _grey("fashion_mnist", "mnist"), partial(_cnn, nn.BatchNorm2d),
@@ -166,11 +171,11 @@ PAIRS = (
         "CNN", _IMAGES, _GREY, pictures=True,
     ),
     Pair(
-        "cifar-svhn", "CIFAR-10", "SVHN", sources.colour_images, _resnet, "ResNet, BatchNorm", _IMAGES, _COLOUR, 2.5
+        "cifar-svhn", "CIFAR-10", "SVHN", sources.colour_images, _resnet, "ResNet, BatchNorm", _IMAGES, _COLOUR, 5
     ),
     Pair("digits-turned", "digits", "turned digits", turned_digits, partial(_mlp, plain), "MLP", _ROWS),
-    Pair("ag-sst2", "AG News", "SST-2", partial(texts, "AG News", "SST-2"), _transformer, "transformer", _WORDS, _LETTERS, 2.0),
-    Pair("sst2-ag", "SST-2", "AG News", partial(texts, "SST-2", "AG News"), _transformer, "transformer", _WORDS, _LETTERS, 2.0),
+    _texts("ag-sst2", "AG News", "SST-2"),
+    _texts("sst2-ag", "SST-2", "AG News"),
     _table("vehicle", plain, "MLP"),
     _table("satellite", nn.BatchNorm1d, "MLP, BatchNorm"),
 )  # fmt: skip
