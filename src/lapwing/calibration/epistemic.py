@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from lapwing._types import Float, Tensor
+from lapwing.calibration.order_statistics import combined_p_values, p_values
 from lapwing.data import ModelInput
 from lapwing.likelihoods import Bernoulli, Categorical
 from lapwing.posterior import Posterior, Readout
@@ -34,6 +35,7 @@ from lapwing.tuning import Step
 N_DRAWS = 512  # of the outputs of an input
 N_FUNCTIONS = 16  # pairs of functions f ± J (θ − θ*), where a datum has many outputs
 WIDER = 0.1  # times the evidence's precisions, where entropies tell most
+WEIGHTS, TWO_SIDED = (1.0, 1.0, 0.5), (False, False, True)  # of the two entropies and the share
 TINY = 1e-300  # below any entropy in double precision, above zero
 
 
@@ -72,31 +74,28 @@ def _with_precisions(posterior: Posterior, times: float) -> Posterior:
 class Scorer:
     """Features of inputs under one posterior; `weights` and `two_sided` say how their ranks are put together.
 
-    Of classes: the entropy of the network itself; the entropy of the predictive distribution, under a prior ten times
-    wider than the evidence's; and the share of it that is epistemic. Inputs unlike the training data can have less
-    of that share than usual as well as more, so both ends of it count. Of numbers and counts: the variance of the
-    outputs, summed.
+    Of classes: the entropy of the network itself; the entropy of the predictive distribution under a prior ten times
+    wider than the evidence's; the share of that entropy which is epistemic; and the variance of the outputs. Inputs
+    unlike the training data can have less of that share than usual as well as more, so both ends of it count. Of
+    numbers and counts: the variance of the outputs alone.
     """
 
     posterior: Posterior
+    wider: Posterior
 
     @classmethod
     def of(cls, posterior: Posterior) -> Scorer:
         own = of_the_evidence(posterior)
-        classes = isinstance(own.likelihood, Bernoulli | Categorical)
-        return cls(_with_precisions(own, WIDER) if classes and own.refinement is None else own)
+        return cls(own, own if own.refinement is not None else _with_precisions(own, WIDER))
 
     @property
     def classes(self) -> bool:
         return isinstance(self.posterior.likelihood, Bernoulli | Categorical)
 
-    @property
-    def weights(self) -> tuple[float, ...]:
-        return (1.0, 1.0, 0.25) if self.classes else (1.0,)
-
-    @property
-    def two_sided(self) -> tuple[bool, ...]:
-        return (False, False, True) if self.classes else (False,)
+    def p_values(self, held: Float[Tensor, "n k"], new: Float[Tensor, "b k"]) -> Float[Tensor, " b"]:
+        if not self.classes:
+            return p_values(held[:, 0], new[:, 0])
+        return combined_p_values(held, new, WEIGHTS, TWO_SIDED)
 
     def __call__(self, x: ModelInput) -> Float[Tensor, "n k"]:
         if not self.classes:
@@ -105,22 +104,30 @@ class Scorer:
         return torch.cat(list(pieces)).detach()
 
     def _by_gaussians(self, x: ModelInput) -> Iterator[Float[Tensor, "n k"]]:
-        weights, sites, likelihood = self.posterior.weights, self.posterior.sites, self.posterior.likelihood
-        for f, J in weights.jacobians(x):
-            gaussian = site_gaussian(weights.precision, f, J, sites)
-            yield self._columns(f, from_gaussian(likelihood, gaussian, self._frame()))
+        """One pass over the rows of J for both priors."""
+        sites, likelihood = self.posterior.sites, self.posterior.likelihood
+        for f, J in self.posterior.weights.jacobians(x):
+            gaussian = site_gaussian(self.wider.precision, f, J, sites)
+            variance = self.posterior.precision.inv_quad_diagonal(J)
+            yield self._columns(f, from_gaussian(likelihood, gaussian, self._frame()), variance)
 
     def _by_functions(self, x: ModelInput) -> Float[Tensor, "n k"]:
-        weights, sites = self.posterior.weights, self.posterior.sites
-        draws = antithetic_draws(weights, x, self.posterior.functions(N_FUNCTIONS).deviations)
-        by_site = torch.stack([sites.split(f) for f in draws])
-        return self._columns(draws.mean(0), from_draws(self.posterior.likelihood, by_site, self._frame()))
+        own, wide = (
+            antithetic_draws(each.weights, x, each.functions(N_FUNCTIONS).deviations)
+            for each in (self.posterior, self.wider)
+        )
+        by_site = torch.stack([self.posterior.sites.split(f) for f in wide])
+        prediction = from_draws(self.posterior.likelihood, by_site, self._frame())
+        return self._columns(own.mean(0), prediction, own.var(0, correction=0))
 
-    def _columns(self, f: Float[Tensor, "n c"], prediction: Any) -> Float[Tensor, "n k"]:
+    def _columns(
+        self, f: Float[Tensor, "n c"], prediction: Any, variance: Float[Tensor, "n c"]
+    ) -> Float[Tensor, "n k"]:
         """Entropies are means over the likelihood terms of a datum."""
         network: Any = from_draws(self.posterior.likelihood, self.posterior.sites.split(f)[None], self._frame())
         entropy, epistemic = _per_datum(prediction.entropy), _per_datum(prediction.epistemic)
-        return torch.stack([_per_datum(network.entropy), entropy, epistemic / entropy.clamp(min=TINY)], -1)
+        share = epistemic / entropy.clamp(min=TINY)
+        return torch.stack([_per_datum(network.entropy), entropy, share, variance.double().sum(-1)], -1)
 
     def _frame(self) -> Frame:
         """Double precision: the entropy of a confident answer would be lost in rounding."""

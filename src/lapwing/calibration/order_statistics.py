@@ -14,7 +14,7 @@ import torch
 
 from lapwing._types import Float, Tensor
 
-
+ALONE = 3  # a rank by the last score counts as much as three times that rank by all the others
 _MOST_AT_ONCE = 1 << 22  # numbers: 32 MiB
 
 
@@ -39,12 +39,13 @@ def p_values(held: Float[Tensor, " n"], scores: Float[Tensor, " b"]) -> Float[Te
 def combined_p_values(
     held: Float[Tensor, "n k"], new: Float[Tensor, "b k"], weights: Sequence[float], two_sided: Sequence[bool]
 ) -> Float[Tensor, " b"]:
-    """Each new datum's p-value from several scores: t = Σ_k w_k log p_k, ranked among the n + 1.
+    """Each new datum's p-value from several scores, the last of which counts alone as well.
 
-    p_k is the p-value of a datum by score k alone among all n + 1 data, itself included; with `two_sided` twice the
-    smaller of those by s and by −s. The new datum takes part in the p_k of the others, so that t is a symmetric
-    function of the n + 1 data, and its rank is as good as any other's. With one score these are its `p_values`.
-    Cost: n numbers for each new datum.
+    Let p_k be the p-value of a datum by score k among all n + 1 data, itself included; with `two_sided` twice the
+    smaller of those by s and by −s. All but the last are summed, t = Σ_k w_k log p_k. The p-value p_t of t, again among
+    the n + 1, stands beside that of the last score, and min(p_t, 3 p_last) is ranked. The new datum takes part in the
+    p-values of the others, so that every step is symmetric in the n + 1 data and its rank is as good as any other's.
+    Cost: n log n for each new datum.
     """
     step = max(1, _MOST_AT_ONCE // len(held))
     pieces = [_ranked_again(held, piece, weights, two_sided) for piece in new.split(step)]
@@ -55,17 +56,25 @@ def _ranked_again(
     held: Float[Tensor, "n k"], new: Float[Tensor, "b k"], weights: Sequence[float], two_sided: Sequence[bool]
 ) -> Float[Tensor, " b"]:
     of_held, of_new = held.new_zeros(len(new), len(held)), held.new_zeros(len(new))
-    for s, t, w, both in zip(held.T, new.T, weights, two_sided, strict=True):
+    for s, t, w, both in zip(held.T, new.T, weights, two_sided, strict=False):
         ranks = [_ranks(s, t)] + ([_ranks(-s, -t)] if both else [])
         for total, r in zip((of_held, of_new), zip(*ranks, strict=True), strict=True):
             p = (torch.stack(r).amin(0) * len(r)).clamp(max=len(held) + 1)
             total += w * p.to(total).log()  # log p + log (n + 1), a constant
-    return 1 + (of_held <= of_new[:, None]).sum(-1).double()
+    both_ways = zip(_ranks_below(of_held, of_new), _ranks(held[:, -1], new[:, -1]), strict=True)
+    T_held, T_new = (torch.minimum(r_t, ALONE * r_last) for r_t, r_last in both_ways)
+    return 1 + (T_held <= T_new[:, None]).sum(-1).double()
+
+
+def _ranks_below(t: Float[Tensor, "b n"], t_new: Float[Tensor, " b"]) -> tuple[Tensor, Tensor]:
+    """How many of the n + 1 data have at most as large a sum, where the held-out data's depend on the new datum."""
+    ordered = t.sort(-1).values
+    below = torch.searchsorted(ordered, t, right=True) + (t_new[:, None] <= t)
+    return below, 1 + torch.searchsorted(ordered, t_new[:, None], right=True)[:, 0]
 
 
 def _ranks(s: Float[Tensor, " n"], t: Float[Tensor, " b"]) -> tuple[Tensor, Tensor]:
-    """How many of the n + 1 data have a score at least as large as each held-out datum's (b, n), and the new one's (b,).
-    """
+    """How many of the n + 1 data score as high or higher: than each held-out datum (b, n), than the new one (b,)."""
     return _n_at_least(s, s, 0) + (t[:, None] >= s), _n_at_least(s, t, 1)
 
 

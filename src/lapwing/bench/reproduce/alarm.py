@@ -138,9 +138,7 @@ def _auroc_of_others(model: nn.Module, tuned: lw.Posterior, parts: Parts) -> dic
     temperature = scores.best_temperature(model, parts.validation)
     plain = partial(scores.map_classes, model, parts)
     entropies = {"entropy": plain(), "temperature": plain(temperature=temperature)}
-    found = {
-        name: metrics.auroc(scores.entropy(c.probs), scores.entropy(c.outside)) for name, c in entropies.items()
-    }
+    found = {name: metrics.auroc(scores.entropy(c.probs), scores.entropy(c.outside)) for name, c in entropies.items()}
     return found | {"p.epistemic": metrics.auroc(_epistemic(tuned, parts.test.x), _epistemic(tuned, parts.outside))}
 
 

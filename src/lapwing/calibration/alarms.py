@@ -16,7 +16,6 @@ from lapwing import ranks
 from lapwing._types import Float, Tensor
 from lapwing.calibration.epistemic import Scorer
 from lapwing.calibration.held_out import ROWS, labelled_or_not, scored
-from lapwing.calibration.order_statistics import combined_p_values
 from lapwing.errors import InputError, InputTypeError, NumericalError
 from lapwing.posterior import Posterior
 from lapwing.sandbox import plain_tensors
@@ -48,8 +47,7 @@ class Alarm:
         given, scorer = self.posterior.given(x), self.scorer
         pieces = [given.rows(slice(i, min(i + ROWS, given.n))) for i in range(0, given.n, ROWS)]
         features = torch.cat([_checked(scorer(piece)) for piece in pieces])
-        found = combined_p_values(self.features.to(features), features, scorer.weights, scorer.two_sided)
-        return found.to(self.posterior.dtype)
+        return scorer.p_values(self.features.to(features), features).to(self.posterior.dtype)
 
     def __repr__(self) -> str:
         return f"Alarm(n={self.n}, smallest p-value {1 / (self.n + 1):.2g})"
@@ -60,12 +58,13 @@ class Alarm:
 def alarm(posterior: Posterior, held_out: Any, *, progress: bool | None = None) -> Alarm:
     """An alarm for inputs unlike those the network was trained for, with a bound on false alarms.
 
-    For classes three numbers are compared with those of the held-out data: the entropy of the network's own answer,
-    the entropy of the predictive distribution under a prior ten times wider than the evidence's, and the share of it
-    that is epistemic (both ends count, at a quarter of the weight). Their ranks are put together as log p-values are,
-    and the sum is ranked again, among the n held-out data and the new one alike, so that the p-value is exact. For
-    numbers and counts it is the variance of the outputs. Where held-out data scaled the precisions in `lw.tune`, that
-    is undone first: what is best for the NLL of known data is often blind to unknown ones.
+    For numbers and counts the variance of the outputs is compared with those of the held-out data. For classes four
+    numbers are: the entropy of the network's own answer; the entropy of the predictive distribution under a prior ten
+    times wider than the evidence's; the share of it that is epistemic (both ends count, at half the weight); and the
+    variance of the outputs. The ranks of the first three are put together as log p-values are; the result and the rank
+    of the variance are two chances to raise an alarm. Every step takes the n held-out data and the new one alike, so
+    that the p-value is exact. Where held-out data scaled the precisions in `lw.tune`, that is undone first: what is
+    best for the NLL of known data is often blind to unknown ones.
 
     `held_out`: as for `lw.fit`, or the inputs alone; targets are not read. Data that `lw.tune(validation=...)` has seen
     may be used again unless they also trained or stopped the network; training data may not. Cost: one prediction
