@@ -11,10 +11,12 @@ from lapwing.curvature import (
     Exact,
     Full,
     Kron,
+    Labels,
     LowRank,
     MatrixFree,
     Nystrom,
     Sampled,
+    Signs,
 )
 from lapwing.diagnosis import Diagnosis
 from lapwing.em import EM, SGD, Dense, sampled
@@ -79,6 +81,7 @@ __all__ = [
     "InputError",
     "InputTypeError",
     "Kron",
+    "Labels",
     "LapwingError",
     "Likelihood",
     "LowRank",
@@ -97,6 +100,7 @@ __all__ = [
     "RankError",
     "Sampled",
     "ShapeError",
+    "Signs",
     "StorageError",
     "StructureError",
     "Subnetwork",

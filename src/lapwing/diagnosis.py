@@ -152,6 +152,16 @@ class Finding:
         return Finding("kind of curvature", kind, False, "")
 
     @staticmethod
+    def of_functions(n_outputs: int, n_draws: int) -> Finding:
+        """Averages of S draws, in pairs around the mean: a variance is known to √(4/S) of itself."""
+        value = f"averages of {n_draws} draws of the linearised function, as a datum has {n_outputs:,} outputs"
+        advice = (
+            f"A variance has a relative standard error of about {(4 / n_draws) ** 0.5:.0%}. "
+            'link="mc" takes the exact covariance of every likelihood term, at a row of J for each output.'
+        )
+        return Finding("predictions", value, False, advice)
+
+    @staticmethod
     def of_loose(treated: list[tuple[str, str]]) -> Iterator[Finding]:
         if treated:
             kinds = dict.fromkeys(how for _, how in treated)

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lapwing._types import Float, Tensor
 from lapwing.curvature import Estimate, Full
@@ -82,8 +81,7 @@ def exact_hessian(posterior: Posterior, data: Any, *, progress: bool | None = No
             f"{_MAX_PARAMETERS} parameters. Choose fewer with params=[...]."
         )
     H = torch.zeros(p, p, dtype=torch.float64, device=posterior.linearised.network.device)
-    # Fused attention has no second derivative; the plain formula has.
-    with random_state_kept(), sdpa_kernel(SDPBackend.MATH):
+    with random_state_kept():
         for x, y in observed(as_batches(data), posterior.likelihood, posterior.sites, progress=progress):
             H += _of_batch(posterior, x, y)
     return ExactHessian(posterior, (H + H.T) / 2)
@@ -92,7 +90,7 @@ def exact_hessian(posterior: Posterior, data: Any, *, progress: bool | None = No
 def _of_batch(posterior: Posterior, x: ModelInput, y: Tensor) -> Float[Tensor, "p p"]:
     layout = posterior.layout
     inferred = slice(None) if layout.selection is None else layout.selection
-    with posterior.linearised.graph(x) as trace:
+    with posterior.linearised.network.plain_attention(), posterior.linearised.graph(x) as trace:
         leaves = list(trace.leaves.values())
         loss = -posterior.likelihood_scale * posterior.likelihood.log_prob(posterior.sites.split(trace.f), y).sum()
         gradient = torch.autograd.grad(loss, leaves, create_graph=True, allow_unused=True)

@@ -8,7 +8,6 @@ layers with a rule, and plain reverse mode for all other tensors, one datum at a
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,6 @@ from functools import cached_property
 from math import prod
 
 import torch
-from torch import nn
 
 from lapwing._types import Float, Int, Tensor
 from lapwing.data import ModelInput
@@ -26,7 +24,7 @@ from lapwing.layers import Calls, OutputLayer, called_densely, captured_blocks, 
 from lapwing.linalg import all_finite
 from lapwing.network import Network, with_images_in
 from lapwing.params import ParamLayout
-from lapwing.sandbox import borrowed, install
+from lapwing.sandbox import install, quiet_fallback
 
 _JOINED_FLOATS = 1 << 21  # that a forward pass of small batches put together may keep
 _MOST_JOINED = 1024  # data
@@ -40,7 +38,7 @@ class Linearised:
     network: Network
     layout: ParamLayout
     datum_shape: tuple[int, ...]
-    ruled: Mapping[str, nn.Module]  # modules whose blocks come from captured factors
+    ruled: tuple[str, ...]  # modules whose blocks come from captured factors
     vectorised: bool  # whether torch.func can batch the rows of the other tensors
     sizes: RowSizes  # what one row of J takes in memory
     layout_of_images: torch.memory_format = torch.preserve_format  # in which they go through the network when traced
@@ -101,32 +99,40 @@ class Linearised:
 
     def outputs(self, x: ModelInput) -> Float[Tensor, "n k"]:
         """f(x; θ*)."""
-        with borrowed(self.network.model), torch.no_grad():
-            return self.flat(self.network(self.network.placed(x), {}), x.n)
+        with self.network.borrowed() as network, torch.no_grad():
+            return self.flat(network(self.network.placed(x), {}), x.n)
 
     def outputs_at(self, x: ModelInput, thetas: Float[Tensor, "s p"]) -> Float[Tensor, "s n k"]:
         """f(x; θ_s): the network itself at other weights, not its linearisation."""
         placed = self.network.placed(x)
-        with borrowed(self.network.model), torch.no_grad():
-            draws = [self.flat(self.network(placed, self.tensors_at(theta)), x.n) for theta in thetas]
+        with self.network.borrowed() as network, torch.no_grad():
+            draws = [self.flat(network(placed, self.tensors_at(theta)), x.n) for theta in thetas]
         return torch.stack(draws)
+
+    @contextmanager
+    def borrowed(self) -> Iterator[Linearised]:
+        """The same on a private copy of the module, to be run inside."""
+        with self.network.borrowed() as network:
+            own = replace(self, network=network)
+            own.__dict__["rest"] = self.rest  # worked out once
+            yield own
 
     @contextmanager
     def trace(self, x: ModelInput) -> Iterator[Trace]:
         """One forward pass, kept open for any number of backward passes; without a graph when none is needed."""
         placed = self.network.placed(x)
-        with borrowed(self.network.model):
+        with self.borrowed() as own:
             trace = None
             if self.only_last:
                 with torch.no_grad():
-                    trace = self._trace(placed)
-            yield self._trace(placed) if trace is None or trace.last is None else trace
+                    trace = own._trace(placed)
+            yield own._trace(placed) if trace is None or trace.last is None else trace
 
     @contextmanager
     def graph(self, x: ModelInput) -> Iterator[Trace]:
         """The same with the graph of f, always."""
-        with borrowed(self.network.model):
-            yield self._trace(self.network.placed(x))
+        with self.borrowed() as own:
+            yield own._trace(self.network.placed(x))
 
     def _trace(self, x: ModelInput) -> Trace:
         leaves = {name: self.network.tensors[name].detach().requires_grad_() for name in self.layout.names}
@@ -138,7 +144,7 @@ class Linearised:
             return self._traced(x, leaves)  # it took the first data so laid out; as they came it may take all
 
     def _traced(self, x: ModelInput, leaves: Mapping[str, Tensor]) -> Trace:
-        with recording(self.ruled) as calls:
+        with recording({path: self.network.model.get_submodule(path) for path in self.ruled}) as calls:
             f = self.flat(self.network(x, leaves), x.n)
         last = None if self.last is None else OutputLayer.of(calls[self.last], places(self.whole, self.last), f)
         return Trace(self, x, leaves, calls, f, last)
@@ -146,8 +152,8 @@ class Linearised:
     @contextmanager
     def unrecorded(self, x: ModelInput) -> Iterator[Trace]:
         """The same for products with J only: no layer's factors are kept."""
-        with borrowed(self.network.model):
-            yield replace(self, ruled={}, last=None)._trace(self.network.placed(x))
+        with self.borrowed() as own:
+            yield replace(own, ruled=(), last=None)._trace(self.network.placed(x))
 
     def flat(self, output: Tensor, n: int) -> Float[Tensor, "n k"]:
         if output.numel() != n * self.k:
@@ -302,8 +308,7 @@ def vectorised_rows(
         pull_back = torch.func.vjp(f, detached)[1]
         return torch.vmap(lambda column: pull_back(column)[0], in_dims=1)(u)
 
-    with warnings.catch_warnings():  # torch.func says so when it falls back to a loop of its own
-        warnings.filterwarnings("ignore", message="There is a performance drop")
+    with quiet_fallback():
         return torch.vmap(rows_of_one, randomness="same")(batched, cotangents)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,20 +15,48 @@ from lapwing._types import Tensor
 from lapwing.data import ModelInput
 from lapwing.errors import InputError, InputTypeError, LapwingError, ModelError, ShapeError
 from lapwing.linalg import all_finite
-from lapwing.sandbox import install
+from lapwing.sandbox import (
+    MathAttention,
+    Template,
+    UseOfTensors,
+    borrowed,
+    install,
+    random_states,
+    same_states,
+)
+
+_FEW = 3  # data: an odd number that rarely equals a sequence length; equality is still caught by the probe's numbers
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a run of the network showed; of one that has not been run, the worst."""
+
+    lent: bool = False  # it computes with the user's own tensors when copied
+    draws: bool = True  # it draws random numbers in eval mode
+    attends: bool = True  # it calls torch's attention
 
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """The user's module with a private copy of its tensors: a pure function of (x, θ)."""
+    """A private copy of the user's module and its tensors: a pure function of (x, θ).
+
+    A module that cannot be copied is the user's own, which is lent for each call.
+    """
 
     model: nn.Module
     tensors: Mapping[str, Tensor]  # parameters and buffers as they were
     aliases: Mapping[str, str]
     buffers: frozenset[str]
+    template: Template | None = None  # None: the model is lent
+    traits: Traits = Traits()
 
     @classmethod
     def of(cls, model: nn.Module) -> Network:
+        return cls.lent(model).with_traits(Traits())
+
+    @classmethod
+    def lent(cls, model: nn.Module) -> Network:
         listed: dict[int, str] = {}
         aliases: dict[str, str] = {}
         tensors: dict[str, Tensor] = {}
@@ -37,7 +66,38 @@ class Network:
             if aliases[name] == name:
                 tensors[name] = tensor.detach().clone()
         parameters = {name for name, _ in model.named_parameters()}
-        return cls(model, tensors, aliases, frozenset(set(tensors) - parameters))
+        buffers = frozenset(set(tensors) - parameters)
+        return cls(model, tensors, aliases, buffers, traits=Traits(lent=True))
+
+    def with_traits(self, traits: Traits) -> Network:
+        """Of a network that is lent: on a private copy of the module, unless it has to be lent."""
+        template = None if traits.lent else Template.of(self.model)
+        if template is None:
+            return replace(self, traits=replace(traits, lent=True))
+        return replace(self, model=template.model, template=template, traits=traits)
+
+    @classmethod
+    def tried(cls, model: nn.Module, x: ModelInput) -> tuple[Network, ModelInput, Tensor]:
+        """The network after a run on the first of these inputs, these few, and the output.
+
+        A model that reaches its own modules or tensors in a way the copy cannot follow is lent.
+        """
+        network = cls.of(model)
+        few = network.placed(x.rows(torch.arange(_FEW).clamp(max=x.n - 1)))  # in their order, which it may rely on
+        try:
+            network, output, escaped = network._seen_on(few, [*model.parameters(), *model.buffers()])
+        except ModelError:
+            escaped = True
+        if escaped and not network.traits.lent:
+            network, output, _ = cls.lent(model)._seen_on(few, [])
+        return network, few, output
+
+    def _seen_on(self, few: ModelInput, originals: list[Tensor]) -> tuple[Network, Tensor, bool]:
+        with self.borrowed() as own, torch.no_grad(), UseOfTensors(originals) as use:
+            before = random_states()
+            output = own(few, {})
+            draws = not same_states(before, random_states())
+        return replace(self, traits=replace(self.traits, draws=draws, attends=use.attends)), output, use.used
 
     @cached_property
     def dtype(self) -> torch.dtype | None:
@@ -48,6 +108,16 @@ class Network:
     @cached_property
     def device(self) -> torch.device:
         return next(t.device for n, t in self.tensors.items() if n not in self.buffers)
+
+    @contextmanager
+    def borrowed(self) -> Iterator[Network]:
+        """The same on modules that are this call's alone, to be run inside."""
+        with borrowed(self.template or self.model, draws=self.traits.draws) as model:
+            yield replace(self, model=model)
+
+    def plain_attention(self) -> AbstractContextManager[Any]:
+        """Attention by its plain formula, which has second and forward-mode derivatives, in this thread."""
+        return MathAttention() if self.traits.attends else nullcontext()
 
     def placed(self, x: ModelInput) -> ModelInput:
         """Inputs on the model's device; floating-point ones in the model's dtype."""
@@ -62,7 +132,7 @@ class Network:
         return x.mapped(place, x.n)
 
     def __call__(self, x: ModelInput, replaced: Mapping[str, Tensor]) -> Tensor:
-        """The raw output with some tensors replaced; call inside `borrowed(model)`."""
+        """The raw output with some tensors replaced; of a borrowed network only."""
         fresh = {name: self.tensors[name].clone() for name in self.buffers}  # a forward pass may write into these
         install(self.model, {**self.tensors, **fresh, **replaced}, self.aliases)
         output = self._forward(x)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from lapwing._types import Float, Int, Tensor
+from lapwing._types import Float, Tensor
 from lapwing.data import ModelInput
 from lapwing.errors import InputError, LapwingError, ModelError
 from lapwing.jacobian import Block, FactorBlock, OutputBlock, RowSizes
@@ -33,9 +33,6 @@ from lapwing.layers import (
 from lapwing.linearise import Linearised, Trace, pull_back, vectorised_rows
 from lapwing.network import Network, check_outputs, with_images_in
 from lapwing.params import ParamLayout, of_module
-from lapwing.sandbox import borrowed
-
-_N = 3  # an odd number of rows that rarely equals a sequence length; equality would still be caught by the numbers
 
 _FEW_CHANNELS = 16  # with which strided 1 × 1 convolutions are not run with channels last
 
@@ -49,17 +46,15 @@ def linearise(model: nn.Module, choose: LayoutChoice, x: ModelInput) -> Linearis
     """A Linearised whose shortcuts have been checked on the first rows of x."""
     asked = choose(model, x)
     layout = asked.whole
-    network = Network.of(model)
-    few = network.placed(x.rows(_first_rows(x.n)))
-    plain = Linearised(
-        network, layout, _datum_shape(network, few), {}, vectorised=False, sizes=RowSizes(layout.p, layout.p)
-    )
-    with borrowed(model):
-        shifted, directions = _shifted(plain)
+    network, few, output = Network.tried(model, x)
+    shape = check_outputs(output, few.n)
+    plain = Linearised(network, layout, shape, (), vectorised=False, sizes=RowSizes(layout.p, layout.p))
+    with plain.borrowed() as own:
+        shifted, directions = _shifted(own)
         truth = _true_projections(shifted, few, directions)
         shifted, agreed = _agreeing_blocks(shifted, few, truth)
         blocks, last = agreed.blocks, agreed.last
-        with_rules = replace(shifted, ruled={path: model.get_submodule(path) for path in blocks})
+        with_rules = replace(shifted, ruled=tuple(blocks))
         vectorised = bool(with_rules.rest.names) and _vectorised_agrees(with_rules, few, truth)
     if last is not None and agreed.implicit is not None and set(blocks) == {last}:
         blocks = {last: [agreed.implicit]}
@@ -87,30 +82,19 @@ def last_layer(model: nn.Module, x: ModelInput) -> ParamLayout:
 
     Entered, not left: a model with parameters of its own (a class token) is left after its head.
     """
-    network = Network.of(model)
-    few = network.placed(x.rows(_first_rows(x.n)))
+    network, few, _ = Network.tried(model, x)
     entered: list[str] = []
-    holders = {path: m for path, m in model.named_modules() if any(True for _ in m.parameters(recurse=False))}
-    with borrowed(model), torch.no_grad():  # which takes the hooks off again
-        for path, module in holders.items():
+    with network.borrowed() as own, torch.no_grad():  # the hooks go with the copy
+        holders = [(p, m) for p, m in own.model.named_modules() if any(True for _ in m.parameters(recurse=False))]
+        for path, module in holders:
             module.register_forward_pre_hook(lambda *_, path=path: entered.append(path))
-        network(few, {})
+        own(few, {})
     if not entered:
         raise InputError(
             'params="last_layer": no module that holds parameters was called in the forward pass. '
             'Name the parameters instead: params=["<name>"].'
         )
     return of_module(model, entered[-1])
-
-
-def _first_rows(n: int) -> Int[Tensor, " _"]:
-    """In their order, which a model may rely on: the last again if there are too few."""
-    return torch.arange(_N).clamp(max=n - 1)
-
-
-def _datum_shape(network: Network, few: ModelInput) -> tuple[int, ...]:
-    with borrowed(network.model), torch.no_grad():
-        return check_outputs(network(few, {}), few.n)
 
 
 def _datum_floats(network: Network, few: ModelInput) -> int | None:
@@ -129,8 +113,8 @@ def _datum_floats(network: Network, few: ModelInput) -> int | None:
         for name, tensor in network.tensors.items()
         if name not in network.buffers and tensor.is_floating_point()
     }
-    with suppress(Exception), borrowed(network.model), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        f = network(few, leaves)
+    with suppress(Exception), network.borrowed() as own, torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        f = own(few, leaves)
         for leaf in leaves.values():
             kept.pop(leaf.untyped_storage().data_ptr(), None)
         return -(-(sum(kept.values()) + f.numel()) // few.n)
@@ -306,7 +290,7 @@ def _gains_from_channels_last(model: nn.Module) -> bool:
 def _agreeing(linearised: Linearised, few: ModelInput, truth: Projections, candidates: dict[str, nn.Module]) -> Agreed:
     layout = linearised.layout
     agreeing = {}
-    with replace(linearised, ruled=candidates).trace(few) as trace:
+    with replace(linearised, ruled=tuple(candidates)).trace(few) as trace:
         usable = {path: calls for path, calls in trace.calls.items() if _divides(calls, few.n)}
         captured = captured_blocks(usable, layout, trace.f, truth.cotangents)
         for path, blocks in captured.items():
@@ -352,14 +336,14 @@ def _faithful(linearised: Linearised, few: ModelInput) -> dict[str, nn.Module]:
             if not all(_same(a, b) for a, b in zip(_tensors(output), _tensors(again), strict=True)):
                 other.add(path)
 
-        module.register_forward_hook(hook, with_kwargs=True)  # the sandbox takes it off again
+        module.register_forward_hook(hook, with_kwargs=True)  # it goes with the copy
 
     rewritten = {path: rule for path, m in candidates.items() if isinstance(rule := rule_for(m), RewrittenRule)}
     if rewritten:
-        with borrowed(linearised.network.model), torch.no_grad():
+        with linearised.network.borrowed() as own, torch.no_grad():
             for path, rule in rewritten.items():
-                compare(path, rule, candidates[path])
-            linearised.network(few, {})
+                compare(path, rule, own.model.get_submodule(path))
+            own(few, {})
     return {path: module for path, module in candidates.items() if path not in other}
 
 

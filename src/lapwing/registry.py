@@ -225,7 +225,8 @@ def grouped_prior(model: nn.Module, precision: Any, groups: str, mean: Any, data
 
 def _grouped_by_norms(model: nn.Module, data: Any, layout: ParamLayout, precision: Any, mean: Any) -> GaussianPrior:
     x = None if data is None else first_inputs(data)
-    return normalised.grouped_by_norms(Network.of(model), layout, x, precision, mean)
+    network = Network.of(model) if x is None else Network.tried(model, x)[0]
+    return normalised.grouped_by_norms(network, layout, x, precision, mean)
 
 
 def first_inputs(data: Any) -> ModelInput:

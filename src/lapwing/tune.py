@@ -19,6 +19,7 @@ from lapwing.errors import InputError, InputTypeError, StructureError
 from lapwing.likelihoods import Gaussian
 from lapwing.linear_model import design, in_fixed_order, is_stored
 from lapwing.observations import observed
+from lapwing.planning import MOST_STORED
 from lapwing.posterior import Posterior
 from lapwing.posterior.findings import training_gap
 from lapwing.products import Source
@@ -26,7 +27,6 @@ from lapwing.sampling import seeded
 from lapwing.sandbox import plain_tensors, random_state_kept
 from lapwing.storage import Checkpoint, InStep, tuning_binding
 
-_MOST_STORED = 1 << 26  # entries of a Jacobian of all the data that is kept while tuning: 512 MiB
 _FEW = 16  # inputs on which normalised groups are confirmed
 _NO_MODE = (
     "The evidence was taken at the trained weights: the search for the linear model's own mode takes passes over the "
@@ -301,7 +301,7 @@ def _for_samples(generator: torch.Generator | None) -> torch.Generator:
 
 def _most_stored(posterior: Posterior) -> int:
     """Entries of a Jacobian of all the data. `chunk_floats` is a third of what the budget of `fit` left over."""
-    return min(_MOST_STORED, 3 * posterior.chunk_floats)
+    return min(MOST_STORED, 3 * posterior.chunk_floats)
 
 
 def _around_mode(tuned: Posterior) -> Posterior:

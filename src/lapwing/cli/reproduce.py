@@ -33,6 +33,7 @@ class TableName(str, Enum):
     product_cost = "product-cost"
     alarm = "alarm"
     conformal = "conformal"
+    fisher = "fisher"
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ def _study_and_report(table: TableName) -> tuple[Any, Any]:
         batchnorm,
         battery,
         conformal,
+        fisher,
         immer,
         preconditioners,
         product_cost,
@@ -93,6 +95,7 @@ def _study_and_report(table: TableName) -> tuple[Any, Any]:
     from lapwing.report import batchnorm as batchnorm_report
     from lapwing.report import battery as battery_report
     from lapwing.report import conformal as conformal_report
+    from lapwing.report import fisher as fisher_report
     from lapwing.report import immer as immer_report
     from lapwing.report import preconditioners as preconditioners_report
     from lapwing.report import product_cost as product_cost_report
@@ -113,6 +116,7 @@ def _study_and_report(table: TableName) -> tuple[Any, Any]:
         TableName.product_cost: (product_cost.run, product_cost_report),
         TableName.alarm: (alarm.run, alarm_report),
         TableName.conformal: (conformal.run, conformal_report),
+        TableName.fisher: (fisher.run, fisher_report),
     }[table]
 
 

@@ -1,6 +1,16 @@
 """The linearised network as a model of its own: a convex GLM on the features J, with a mode of its own."""
 
-from lapwing.linear_model.design import Design, Piece, StoredDesign, StoredPiece, StreamedDesign, design, is_stored
+from lapwing.linear_model.design import (
+    DEFAULT_PASSES,
+    Design,
+    Piece,
+    StoredDesign,
+    StoredPiece,
+    StreamedDesign,
+    design,
+    is_stored,
+    most_work,
+)
 from lapwing.linear_model.mode import (
     PRECISE,
     Effort,
@@ -15,6 +25,7 @@ from lapwing.linear_model.order import in_fixed_order, unshuffled
 from lapwing.linear_model.refinement import Elbo, Refinement
 
 __all__ = [
+    "DEFAULT_PASSES",
     "PRECISE",
     "Design",
     "Effort",
@@ -30,6 +41,7 @@ __all__ = [
     "design",
     "in_fixed_order",
     "is_stored",
+    "most_work",
     "polished",
     "solve_mode",
     "solve_near",

@@ -26,6 +26,9 @@ from lapwing.linearise import Linearised, Trace
 from lapwing.operators import GroupedDiagonal, Rows
 from lapwing.products import FORWARD, Jvp, Source, can_push, choose_jvp, pushed
 
+DEFAULT_PASSES = 6.0  # over the training data, that a search by products with J may take by default
+_WORK_PER_DATUM = 1e6
+
 
 class Piece(ABC):
     """Some data: f (n, K) in float64, encoded targets, and products with their rows of J."""
@@ -138,6 +141,14 @@ class StreamedDesign(Design):
 
     def _batches(self) -> Iterator[tuple[ModelInput, Tensor]]:
         return Joiner(self.linearised.worth_a_pass).through(self.source())
+
+
+def most_work(n: int) -> float:
+    """Multiplications that one factorisation may take by default, of n data.
+
+    A search for the mode takes some sixty of them, which is less than sixty epochs of training in mini-batches.
+    """
+    return _WORK_PER_DATUM * n
 
 
 def is_stored(n_rows: int, p: int, most_floats: int, most_work: float) -> bool:

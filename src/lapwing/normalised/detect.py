@@ -22,7 +22,6 @@ from lapwing.normalised.groups import GroupEvidence, Kind, NormalisedGroup
 from lapwing.normalised.point import Names, Point, in_double, moved_point, point_at, tracked_modules
 from lapwing.normalised.survey import Euler, Survey, euler_products, surveyed
 from lapwing.params import ParamLayout, trainable
-from lapwing.sandbox import borrowed
 
 _ROWS = 8  # enough for statistics of a batch, few enough to be quick
 _RTOL = 1e-3  # of the outputs, or of what moving the group could change of them
@@ -49,14 +48,14 @@ def find_normalised_groups(
     """
     given = x if isinstance(x, ModelInput) else as_input(x)
     chosen = trainable(model) if layout is None else layout
-    return anatomy(Network.of(model), chosen, given).groups
+    return anatomy(Network.tried(model, given)[0], chosen, given).groups
 
 
 def anatomy(network: Network, layout: ParamLayout, x: ModelInput) -> Anatomy:
     few = x.rows(torch.arange(_ROWS).clamp(max=x.n - 1))
-    with borrowed(network.model):
-        path = tracked_modules(network.model)
-        trained = point_at(in_double(network, few), few, path)
+    with network.borrowed() as own:
+        path = tracked_modules(own.model)
+        trained = point_at(in_double(own, few), few, path)
         moved = moved_point(trained)
         survey = surveyed(moved)
         groups = tuple(_Finder(trained, moved, survey, euler_products(trained, sharpened), layout).groups())

@@ -12,7 +12,6 @@ from torch.nn.modules.conv import _ConvNd
 from lapwing.data import ModelInput
 from lapwing.errors import LapwingError
 from lapwing.network import Network
-from lapwing.sandbox import borrowed
 
 _N = 8
 _LENGTHS = (8, 5, 3, 16, 2, 1, 32)  # of sequences
@@ -21,8 +20,8 @@ _SIDES = (32, 28, 8, 64, 16, 224, 96, 12)  # of signals, pictures and volumes
 
 def made_up_input(network: Network) -> ModelInput | None:
     """The first guess the network runs on with finite outputs, one row of them per datum; None when none does."""
-    with borrowed(network.model), torch.no_grad():
-        return next((x for x in _guesses(network.model) if _runs(network, x)), None)
+    with network.borrowed() as own, torch.no_grad():
+        return next((x for x in _guesses(own.model) if _runs(own, x)), None)
 
 
 def _runs(network: Network, x: ModelInput) -> bool:

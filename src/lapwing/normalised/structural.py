@@ -18,7 +18,6 @@ from torch.nn.modules.conv import _ConvNd
 from lapwing.network import Network
 from lapwing.normalised.groups import GroupEvidence, NormalisedGroup
 from lapwing.params import ParamLayout
-from lapwing.sandbox import borrowed
 
 _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
 _PASSING = (
@@ -31,12 +30,12 @@ _PASSING_METHODS = frozenset({"view", "reshape", "flatten", "permute", "transpos
 
 def structural_groups(network: Network, layout: ParamLayout) -> tuple[NormalisedGroup, ...]:
     """One group per layer that only a norm reads; empty when the model cannot be traced."""
-    with borrowed(network.model):
+    with network.borrowed() as own:
         try:
-            graph = fx.Tracer().trace(network.model)
+            graph = fx.Tracer().trace(own.model)
         except Exception:  # tracing refuses many models, in many ways, and nothing else is known about this one
             return ()
-        modules = dict(network.model.named_modules())
+        modules = dict(own.model.named_modules())
         called = [node.target for node in graph.nodes if node.op == "call_module"]
         pairs = [(_writer(node, modules), node) for node in graph.nodes if _is(node, modules, _NORMS)]
         found = [(str(w.target), str(n.target)) for w, n in pairs if w is not None and called.count(w.target) == 1]

@@ -7,8 +7,10 @@ from lapwing.planning.kind import Affordable, Kind, settled
 from lapwing.planning.plan import Plan, make_plan
 from lapwing.planning.rehearsal import Rehearsal
 from lapwing.planning.survey import Survey
+from lapwing.planning.tuning import MOST_STORED, Tuning
 
 __all__ = [
+    "MOST_STORED",
     "Affordable",
     "Choice",
     "Kind",
@@ -18,6 +20,7 @@ __all__ = [
     "Question",
     "Rehearsal",
     "Survey",
+    "Tuning",
     "choose",
     "forward_macs",
     "in_words",

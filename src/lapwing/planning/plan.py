@@ -12,6 +12,7 @@ from lapwing.planning.budget import in_words
 from lapwing.planning.choice import choose, name_of
 from lapwing.planning.costs import Line, Question
 from lapwing.planning.kind import settled
+from lapwing.planning.tuning import Tuning, tuning_of
 
 STRUCTURES: tuple[Structure, ...] = (Full(), Block(), Kron(), Ekfac(), Diag(), LowRank(), GP(), MatrixFree())
 LAST_LAYER: tuple[Structure, ...] = (Full(), Kron())
@@ -28,6 +29,7 @@ class Plan:
     memory: int
     n_batch: int
     n_inputs: int
+    tuning: Tuning | None = None  # of what `auto` takes
 
     def __str__(self) -> str:
         lines = [_cells(row, row is self.chosen) for row in self.rows]
@@ -37,7 +39,8 @@ class Plan:
             f"{self.n_batch}, predicting {self.n_inputs} inputs at a time.\n"
             "An epoch is one forward and backward pass over the data."
         )
-        return "\n".join([*_aligned([_HEADINGS, *lines]), "", taken, sizes])
+        tuning = [] if self.tuning is None else [str(self.tuning)]
+        return "\n".join([*_aligned([_HEADINGS, *lines]), "", taken, *tuning, sizes])
 
     def record(self) -> dict[str, Any]:
         """Plain values, for machines."""
@@ -50,14 +53,15 @@ def make_plan(questions: Sequence[Question]) -> Plan:
     offered = [s for s in STRUCTURES if not (whole.needs.selected and isinstance(s.summed, Kron))]
     rows = [whole.line(structure) for structure in offered]
     rows += [question.line(structure) for question in last for structure in LAST_LAYER]
-    chosen, why = None, ""
+    chosen, why, tuning = None, "", None
     try:
         choice = choose(None, whole.needs)
-        _, kind_why = settled(whole.kind, choice.structure, whole.needs)
+        fisher, kind_why = settled(whole.kind, choice.structure, whole.needs)
+        tuning = tuning_of(choice.structure, fisher, whole.rehearsal.likelihood, whole.needs, 3 * choice.chunk_floats)
         chosen, why = rows[_position(choice.structure, offered)], "; ".join(filter(None, (choice.why, kind_why)))
     except InputError as refusal:
         why = str(refusal)
-    return Plan(tuple(rows), chosen, why, whole.needs.budget, whole.rehearsal.x.n, whole.n_inputs)
+    return Plan(tuple(rows), chosen, why, whole.needs.budget, whole.rehearsal.x.n, whole.n_inputs, tuning)
 
 
 def _position(structure: Structure, offered: Sequence[Structure]) -> int:

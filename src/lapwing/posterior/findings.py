@@ -45,6 +45,8 @@ def findings(posterior: Posterior) -> Iterator[Finding]:
     yield from Finding.of_unused([name for name in layout.names if not bool(bends[layout[name]].any())])
     yield Finding.of_structure(posterior.structure.described, posterior.why)
     yield Finding.of_fisher(posterior.fisher.described)
+    if posterior.averages_functions:
+        yield Finding.of_functions(posterior.linearised.k, posterior.n_functions)
     yield from Finding.of_loose(_loose(posterior))
     linearised = posterior.linearised
     yield Finding.of_rows(tuple(linearised.ruled), linearised.rest.names, linearised.vectorised)

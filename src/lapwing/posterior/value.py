@@ -253,6 +253,11 @@ class Posterior:
         return many and not self.weights.by_rows and isinstance(self.likelihood, Bernoulli | Categorical)
 
     @property
+    def n_functions(self) -> int:
+        """How many draws such predictions average."""
+        return 2 * _FUNCTION_PAIRS
+
+    @property
     def _observed(self) -> Likelihood:
         """The likelihood of new data around the mean of the predictions."""
         noise_std = self.readout.noise_std

@@ -19,7 +19,7 @@ class Link(ABC):
     """E[softmax f] or E[σ(f)] under a Gaussian, exactly or by a rule."""
 
     @abstractmethod
-    def categorical(self, m: Tensor, cov: Tensor, draws: Tensor) -> Float[Tensor, "n t c"]:
+    def categorical(self, m: Tensor, cov: Tensor, draws: Tensor) -> Float[Tensor, "... t c"]:
         """log probabilities; `draws` of the same Gaussian are at hand because the uncertainty split needs them."""
 
     @abstractmethod
@@ -31,7 +31,7 @@ class Link(ABC):
 class Default(Link):
     """What measures best: quadrature for one logit, quasi-Monte Carlo draws for classes; both converge."""
 
-    def categorical(self, m: Tensor, cov: Tensor, draws: Tensor) -> Float[Tensor, "n t c"]:
+    def categorical(self, m: Tensor, cov: Tensor, draws: Tensor) -> Float[Tensor, "... t c"]:
         return log_mean_softmax(draws)
 
     def binary(self, m: Tensor, v: Tensor, *, n_draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -45,7 +45,7 @@ DEFAULT = Default()
 class MonteCarlo(Link):
     """Averages over draws."""
 
-    def categorical(self, m: Tensor, cov: Tensor, draws: Tensor) -> Float[Tensor, "n t c"]:
+    def categorical(self, m: Tensor, cov: Tensor, draws: Tensor) -> Float[Tensor, "... t c"]:
         return log_mean_softmax(draws)
 
     def binary(self, m: Tensor, v: Tensor, *, n_draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -57,7 +57,7 @@ class MonteCarlo(Link):
 class Quadrature(Link):
     """One-dimensional integration: one logit only."""
 
-    def categorical(self, m: Tensor, cov: Tensor, draws: Tensor) -> Float[Tensor, "n t c"]:
+    def categorical(self, m: Tensor, cov: Tensor, draws: Tensor) -> Float[Tensor, "... t c"]:
         raise StructureError(
             f'link="quadrature" integrates over one logit, but the model has {m.shape[-1]} classes. '
             'Use "mc" or "pairwise".'
@@ -75,7 +75,7 @@ class ClosedForm(Link):
     probs: Callable[[Tensor, Tensor], Tensor]
     has_binary_form: bool
 
-    def categorical(self, m: Tensor, cov: Tensor, draws: Tensor) -> Float[Tensor, "n t c"]:
+    def categorical(self, m: Tensor, cov: Tensor, draws: Tensor) -> Float[Tensor, "... t c"]:
         return self.probs(m, cov).log()
 
     def binary(self, m: Tensor, v: Tensor, *, n_draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -34,9 +34,9 @@ class SiteGaussian:
     mean: Float[Tensor, "n t c"]
     cov: Float[Tensor, "n t c c"]
 
-    def tempered(self, T: float | Tensor) -> SiteGaussian:
-        """Of f / T; several temperatures (k, 1, 1, 1) come out along an axis in front."""
-        return SiteGaussian(self.mean / T, self.cov / (T if isinstance(T, float) else T[..., None]) ** 2)
+    def tempered(self, temperature: float) -> SiteGaussian:
+        """Of f / T."""
+        return SiteGaussian(self.mean / temperature, self.cov / temperature**2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +168,7 @@ def linear_draws(weights: WeightGaussian, x: ModelInput, deviations: Float[Tenso
 
 def antithetic_draws(
     weights: WeightGaussian, x: ModelInput, deviations: Float[Tensor, "s p"]
-) -> Float[Tensor, "2s n k"]:
+) -> Float[Tensor, "pairs n k"]:
     """f ± J (θ_s − θ*): 2 S draws whose mean is the mean of the Gaussian exactly."""
     pieces = [torch.cat([m[:1] + m[1:], m[:1] - m[1:]]) for m in weights.moved(x, deviations)]
     return torch.cat(pieces, dim=1)

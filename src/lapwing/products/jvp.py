@@ -6,21 +6,19 @@ differentiated twice. Which way works is found out once, on a few rows, against 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lapwing._types import Float, Tensor
 from lapwing.data import ModelInput
 from lapwing.errors import LapwingError, ModelError
 from lapwing.linearise import Linearised, Trace
 from lapwing.network import with_images_in
-from lapwing.sandbox import borrowed
+from lapwing.sandbox import forward_mode_alone, quiet_fallback
 
 Jvp = Callable[[Trace, Tensor], Tensor]  # (trace, (m, P)) → (m, n, K)
 VECTORS_AT_ONCE = 8  # whose activations are in memory together
@@ -63,14 +61,14 @@ def _two(n: int, linearised: Linearised) -> Float[Tensor, "2 n"]:
 def pushed(linearised: Linearised, x: ModelInput, v: Float[Tensor, " p"]) -> Iterator[tuple[Trace, Tensor]]:
     """A trace without records, and J v (n, K), out of one forward pass: tangents run along with the graph."""
     network, placed = linearised.network, linearised.network.placed(x)
-    with borrowed(network.model):
+    with linearised.borrowed() as own:
         leaves = {name: network.tensors[name].detach().requires_grad_() for name in linearised.layout.names}
         tangents = linearised.tangents(v)
-        with sdpa_kernel(SDPBackend.MATH), dual_level():
+        with forward_mode_alone, network.plain_attention(), dual_level():
             both = {name: make_dual(leaf, tangents[name]) for name, leaf in leaves.items()}
-            f, q = unpack_dual(linearised.flat(_run(linearised, placed, both), x.n))
+            f, q = unpack_dual(own.flat(_run(own, placed, both), x.n))
         # Behind the level tensors have no tangents any more: the way back is that of a plain pass.
-        trace = Trace(replace(linearised, ruled={}, last=None), placed, leaves, {}, f, None)
+        trace = Trace(replace(own, ruled=(), last=None), placed, leaves, {}, f, None)
         trace.put_back()
         yield trace, torch.zeros_like(f, dtype=torch.float64) if q is None else q.detach().double()
 
@@ -112,16 +110,15 @@ def together(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
         return forward_mode(trace, v)
     f, primals = _function(trace)
     tangents = trace.linearised.tangents(v)
-    with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="There is a performance drop")
+    with forward_mode_alone, trace.linearised.network.plain_attention(), quiet_fallback():
         push = torch.vmap(lambda tangent: torch.func.jvp(f, (primals,), (tangent,))[1], chunk_size=VECTORS_AT_ONCE)
         return push(tangents).double()
 
 
 def forward_mode(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
-    """One forward pass with tangents per vector."""
+    """One forward pass with tangents per vector; the fused attention kernel has no forward-mode derivative."""
     f, primals = _function(trace)
-    with sdpa_kernel(SDPBackend.MATH):  # the fused CPU kernel has no forward-mode derivative
+    with forward_mode_alone, trace.linearised.network.plain_attention():
         tangents = [torch.func.jvp(f, (primals,), (trace.linearised.tangents(row),))[1] for row in v]
     return torch.stack(tangents).double()
 
@@ -132,7 +129,7 @@ FORWARD: tuple[Jvp, ...] = (together, forward_mode)
 def reverse_twice(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
     """J v = ∇_u ⟨Jᵀu, v⟩: the pull-back is linear in u, so its own derivative is the push-forward."""
     linearised = trace.linearised
-    with sdpa_kernel(SDPBackend.MATH):
+    with linearised.network.plain_attention():
         leaves = {n: linearised.network.tensors[n].detach().requires_grad_() for n in linearised.layout.names}
         f = linearised.flat(linearised.network(trace.x, leaves), trace.x.n)
         u = torch.zeros_like(f, requires_grad=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 import torch
@@ -11,6 +10,7 @@ from lapwing._types import Float, Tensor
 from lapwing.data import ModelInput
 from lapwing.linearise import Linearised, Trace
 from lapwing.products.jvp import VECTORS_AT_ONCE
+from lapwing.sandbox import quiet_fallback
 
 Vjp = Callable[[Trace, Tensor, Tensor], None]  # total (m, P) ← total + Jᵀ u for each u (m, n, K)
 
@@ -50,8 +50,7 @@ def batched(trace: Trace, total: Float[Tensor, "m p"], u: Float[Tensor, "m n k"]
     whole, selection = trace.linearised.whole, trace.linearised.layout.selection
     for start in range(0, len(u), VECTORS_AT_ONCE):
         some = slice(start, start + VECTORS_AT_ONCE)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="There is a performance drop")
+        with quiet_fallback():
             gradients = torch.autograd.grad(
                 trace.f,
                 list(trace.leaves.values()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -18,7 +18,7 @@ from lapwing.jacobian import RowSizes
 from lapwing.layers import rule_for
 from lapwing.likelihoods import CustomLikelihood, Gaussian, Likelihood
 from lapwing.linearise import Linearised
-from lapwing.network import Network, unwrapped
+from lapwing.network import Network, Traits, unwrapped
 from lapwing.operators import DenseCurvature
 from lapwing.params import ParamLayout
 from lapwing.posterior import Posterior
@@ -71,7 +71,7 @@ def load(path: str | os.PathLike[str], model: nn.Module, *, likelihood: Likeliho
                 content = container.read(file, os.fstat(file.fileno()).st_size)
         except OSError as error:
             raise StorageError(f"it cannot be read ({error.strerror or error}).") from error
-        return _guarded(content, Network.of(unwrapped(model)), likelihood)
+        return _guarded(content, Network.lent(unwrapped(model)), likelihood)
 
 
 def _path(function: str, path: Any) -> Path:
@@ -164,13 +164,16 @@ class _Shortcuts:
     sizes: RowSizes
     images: str
     last: str | None
-    shared: tuple[str, ...] = ()  # not written at first
+    shared: tuple[str, ...] = ()  # these two were not written at first
+    traits: tuple[bool, bool, bool] = (False, True, True)
 
     @classmethod
     def of(cls, known: Linearised) -> _Shortcuts:
         images = next(name for name, value in _MEMORY_FORMATS.items() if value == known.layout_of_images)
         ruled, shared = tuple(known.ruled), tuple(sorted(known.shared))
-        return cls(known.layout, known.datum_shape, ruled, known.vectorised, known.sizes, images, known.last, shared)
+        traits = astuple(known.network.traits)
+        sizes = known.sizes
+        return cls(known.layout, known.datum_shape, ruled, known.vectorised, sizes, images, known.last, shared, traits)
 
     def encoded(self, encoder: Encoder) -> Node:
         return {f.name: encoder.encode(getattr(self, f.name), f.name) for f in fields(self)}
@@ -178,7 +181,7 @@ class _Shortcuts:
     @classmethod
     def decoded(cls, nodes: Node, decoder: Decoder) -> _Shortcuts:
         hints = get_type_hints(cls)
-        if not isinstance(nodes, dict) or {*nodes, "shared"} != hints.keys():
+        if not isinstance(nodes, dict) or {*nodes, "shared", "traits"} != hints.keys():
             raise StorageError("how the network is linearised is described otherwise.")
         values = {name: decoder.decode(node, _HOST) for name, node in nodes.items()}
         wrong = [name for name, value in values.items() if not conforms(value, hints[name])]
@@ -200,10 +203,10 @@ class _Shortcuts:
         if self.last is not None and self.last not in ruled:
             raise StorageError(f"the last layer '{self.last:.80}' has no rule.")
         return Linearised(
-            network,
+            network.with_traits(Traits(*self.traits)),
             self.layout,
             self.datum_shape,
-            ruled,
+            self.ruled,
             self.vectorised,
             self.sizes,
             layout_of_images=_MEMORY_FORMATS[self.images],

@@ -12,7 +12,6 @@ from lapwing._types import Float, Tensor
 from lapwing.errors import InputError, NumericalError, StructureError
 from lapwing.likelihoods import Gaussian, Likelihood
 from lapwing.linalg import all_finite
-from lapwing.sandbox import borrowed
 from lapwing.subnetwork.candidates import Candidates
 from lapwing.subnetwork.scores import Score
 
@@ -84,8 +83,8 @@ def _train_epoch(
 ) -> None:
     linearised, sites = candidates.linearised, candidates.sites
     for x, y in candidates.data():
-        with borrowed(linearised.network.model):
-            f = sites.split(linearised.flat(linearised.network(linearised.network.placed(x), weights), x.n))
+        with linearised.network.borrowed() as network:
+            f = sites.split(linearised.flat(network(linearised.network.placed(x), weights), x.n))
             loss = -likelihood.log_prob(f, y).mean()
             gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
         for w, g in zip(weights.values(), gradients, strict=True):

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from math import inf
 
 from lapwing.errors import InputError, InputTypeError
+from lapwing.linear_model import DEFAULT_PASSES, most_work
 
-_DEFAULT_PASSES = 6.0
 LEAST_PASSES = 2.7  # of a search by products with J: one product and a gradient
-_WORK_PER_DATUM = 2.5e5
 _WORDS = 'a number of passes over the training data, a time such as "30s" or "2min", "fast", "balanced" or "exact"'
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
@@ -23,7 +22,7 @@ class Budget:
     A pass is a forward and a backward pass of all the training data, as an epoch of training has it.
     """
 
-    passes: float = _DEFAULT_PASSES
+    passes: float = DEFAULT_PASSES
     seconds: float = inf
     exact: bool = False
     asked: bool = False  # by the user; else the default
@@ -66,11 +65,8 @@ class Budget:
         return self.shape_only and not self.asked
 
     def most_work(self, n: int) -> float:
-        """Multiplications that one factorisation of the linear model's Hessian may take, of n data.
-
-        A search takes some sixty of them; by default that is less than a training of sixty epochs in mini-batches.
-        """
-        return _WORK_PER_DATUM * n * self.passes / _DEFAULT_PASSES
+        """Multiplications that one factorisation of the linear model's Hessian may take, of n data."""
+        return most_work(n) * self.passes / DEFAULT_PASSES
 
     def over(self) -> bool:
         """Whether the time is spent."""

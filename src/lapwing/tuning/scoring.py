@@ -135,8 +135,7 @@ class _Labels:
         """Under a closed form; one class more stands for the rest, with the logit log Σ_j exp(f_j / T)."""
 
         def nll(T: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
-            at, none = gaussian.tempered(_beside(T, gaussian.mean)), gaussian.mean[None]  # formulas take no draws
-            m, cov = at.mean, at.cov
+            (m, cov), none = _tempered(gaussian, T), gaussian.mean[None]  # formulas take no draws
             if self.rest.shape[-1]:
                 m = torch.cat([m, self._rest(T)[..., None]], -1)
                 cov = torch.nn.functional.pad(cov, (0, 1, 0, 1))
@@ -183,9 +182,9 @@ def _bernoulli_nll(likelihood: Bernoulli, gaussian: SiteGaussian, targets: Targe
     y = likelihood.encode(targets.y, targets.sites, len(gaussian.mean)).to(gaussian.mean)
 
     def nll(T: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
-        at = gaussian.tempered(_beside(T, gaussian.mean))
-        var = at.cov.diagonal(dim1=-2, dim2=-1).clamp(min=0)
-        one, zero = link.binary(at.mean, var, n_draws=N_DRAWS, generator=seeded(None))
+        m, cov = _tempered(gaussian, T)
+        var = cov.diagonal(dim1=-2, dim2=-1).clamp(min=0)
+        one, zero = link.binary(m, var, n_draws=N_DRAWS, generator=seeded(None))
         return -(y * one + (1 - y) * zero).sum(-1).flatten(1).mean(1)
 
     return _in_parts(nll, gaussian.cov.numel() * (_NODES if link == DEFAULT else 1))
@@ -197,6 +196,14 @@ _NODES = 200  # about: of the quadrature for one logit
 def _beside(T: Float[Tensor, " k"], mean: Tensor) -> Float[Tensor, "k 1 1 1"]:
     """Temperatures along an axis of their own, in front of the data."""
     return T.to(mean)[:, None, None, None]
+
+
+def _tempered(
+    gaussian: SiteGaussian, T: Float[Tensor, " k"]
+) -> tuple[Float[Tensor, "k n t c"], Float[Tensor, "k n t c c"]]:
+    """Mean and covariance of f / T at every temperature."""
+    beside = _beside(T, gaussian.mean)
+    return gaussian.mean / beside, gaussian.cov / beside[..., None] ** 2
 
 
 def _in_parts(nll: Nll, floats: int) -> Nll:
@@ -213,7 +220,7 @@ def _best_on(log_T: Float[Tensor, " k"], nll: Nll, link: Link, freedom: Freedom,
     around = [tried[k].total(n_terms) for k in (middle - 1, middle, middle + 1)]
     at = log_T[middle - 1 : middle + 2].tolist()
     vertex = min(max(_vertex(at, around), at[0]), at[2])
-    return min([tried[i], *_scored(nll, torch.tensor([vertex]), link, freedom)], key=lambda s: s.total(n_terms))
+    return min([tried[i], *_scored(nll, log_T.new_tensor([vertex]), link, freedom)], key=lambda s: s.total(n_terms))
 
 
 def _near(near: Score, exact: Nll, quick: Nll, freedom: Freedom, n_terms: int) -> list[Score]:

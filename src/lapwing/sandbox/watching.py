@@ -1,0 +1,67 @@
+"""torch functions watched, or replaced, in this thread alone: torch's own switches are the whole process's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_ATTENTION = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
+
+
+class Unfused(TorchFunctionMode):
+    """Fused inference paths off: torch's modules take the plain one while any mode is on."""
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class MathAttention(TorchFunctionMode):
+    """Attention by its plain formula: fused kernels lack second and forward-mode derivatives."""
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return _plain_formula(*args, **kwargs)
+        if func is F.multi_head_attention_forward and not kwargs.get("need_weights", True):
+            # With weights it multiplies matrices; without, it would call the fused kernel out of our sight.
+            return func(*args, **{**kwargs, "need_weights": True})[0], None
+        return func(*args, **kwargs)
+
+
+def _plain_formula(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *args: Any, **kwargs: Any
+) -> Tensor:
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -torch.inf)
+    return torch._scaled_dot_product_attention_math(query, key, value, attn_mask, *args, **kwargs)[0]
+
+
+class UseOfTensors(TorchFunctionMode):
+    """Whether any of these tensors is computed with, and whether attention is."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.ids, self.used, self.attends = {id(tensor) for tensor in tensors}, False, False
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.attends = self.attends or func in _ATTENTION
+        result = func(*args, **kwargs)
+        computed = isinstance(result, Tensor | tuple | list)  # not a shape or a dtype asked for
+        self.used = self.used or (computed and any(id(t) in self.ids for t in _tensors((args, kwargs))))
+        return result
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
