@@ -38,8 +38,8 @@ def brute_combined(held: Tensor, new: Tensor) -> float:
     for datum, total in zip(data, sums, strict=True):
         by_sum = sum(t <= total + 1e-12 for t in sums) / len(data)
         by_last = sum(other[3] >= datum[3] for other in data) / len(data)
-        totals.append(min(by_sum, 3 * by_last))
-    return sum(t <= totals[-1] + 1e-12 for t in totals) / len(data)
+        totals.append((round(min(by_sum, 3 * by_last), 12), round(by_sum + by_last, 12)))
+    return sum(t <= totals[-1] for t in totals) / len(data)
 
 
 @pytest.mark.parametrize("n", [1, 2, 9, 30])
@@ -59,14 +59,15 @@ def test_combined_p_values_are_the_defined_ones(n: int, generator: torch.Generat
 
 @pytest.mark.statistical
 def test_combined_p_values_are_uniform_on_their_grid() -> None:
-    """All n + 1 values have the same chance, whatever the dependence between scores."""
+    """All n + 1 values have nearly the same chance, whatever the dependence between scores: ranks seldom tie."""
     g, n, n_sets = torch.Generator().manual_seed(3), 19, 2_000
     z = torch.randn(n_sets, n + 1, 3, generator=g, dtype=FLOAT64)
     z = torch.stack([z[..., 0], z[..., 0] + 0.5 * z[..., 1], z[..., 1] * z[..., 2], z[..., 2]], -1)
     p = torch.stack([combined_p_values(rows[:-1], rows[-1:], WEIGHTS, TWO_SIDED)[0] for rows in z])
     for k in range(1, n + 1):
-        exact = k / (n + 1)
-        assert abs(float((p <= exact + 1e-9).double().mean()) - exact) <= 3.5 * math.sqrt(exact * (1 - exact) / n_sets)
+        exact, share = k / (n + 1), float((p <= k / (n + 1) + 1e-9).double().mean())
+        error = 3 * math.sqrt(exact * (1 - exact) / n_sets)
+        assert exact - 0.02 - error <= share <= exact + error
 
 
 # --- on a posterior -----------------------------------------------------------------------------------------------
@@ -82,7 +83,7 @@ def posterior(kind: str = "classification") -> lw.Posterior:
     X = inputs(80, g)
     Y = (X[:, 0] * X[:, 1] > 0).long() + (X[:, 0] > 1).long()
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(2, 12), nn.Tanh(), nn.Linear(12, 1 if kind != "classification" else 3)).double()
+    model = nn.Sequential(nn.Linear(2, 12), nn.ReLU(), nn.Linear(12, 1 if kind != "classification" else 3)).double()
     targets = Y if kind == "classification" else Y.clamp(max=1) if kind == "binary" else Y[:, None].double()
     optimiser = torch.optim.Adam(model.parameters(), lr=0.03)
     losses = {
@@ -110,19 +111,19 @@ def test_far_inputs_raise_the_alarm_and_held_out_ones_do_not(kind: str, generato
 @pytest.mark.statistical
 @pytest.mark.parametrize("kind", ["classification", "regression"])
 def test_false_alarms_are_at_most_their_level(kind: str) -> None:
-    """2,000 data sets of held-out and new inputs; scores are continuous, so the share is k / (n + 1) exactly."""
-    g, n_sets, n = torch.Generator().manual_seed(5), 2_000, 39
+    """2,000 data sets of held-out and new inputs; scores are continuous, so that few ranks tie."""
+    g, n_sets, n, fitted = torch.Generator().manual_seed(5), 2_000, 39, posterior(kind)
     x = inputs(n_sets * (n + 1), g)
     with torch.no_grad():
-        rows = lw.alarm(posterior(kind), x)
+        rows = lw.alarm(fitted, x)
         features = rows.features.reshape(n_sets, n + 1, -1)  # as calls on every set would find them
         p = torch.cat([rows.scorer.p_values(f[:-1], f[-1:]) for f in features])
-        some = lw.alarm(posterior(kind), x[:n])(x[n : n + 1])
+        some = lw.alarm(fitted, x[:n])(x[n : n + 1])
     torch.testing.assert_close(some, p[:1])
     for level in (0.05, 0.1, 0.5):
         share = float((p <= level + 1e-9).double().mean())
-        assert share <= level + 3 * math.sqrt(level * (1 - level) / n_sets)
-        assert share >= level - 3 * math.sqrt(level * (1 - level) / n_sets)
+        error = 3 * math.sqrt(level * (1 - level) / n_sets)
+        assert level - 0.02 - error <= share <= level + error
 
 
 def test_held_out_data_come_with_labels_or_without(generator: torch.Generator) -> None:
@@ -160,12 +161,12 @@ def validated(posterior: lw.Posterior, *, by: str = "evidence") -> lw.Posterior:
 
 
 def test_the_scale_of_held_out_data_is_undone(generator: torch.Generator) -> None:
-    evidence, both = lw.tune(posterior(), progress=False), validated(posterior())
+    both = validated(posterior())
     taken = both.history[-1].scale
     assert taken is not None and taken > 1
     torch.testing.assert_close(of_the_evidence(both).prior.precisions, both.prior.precisions / taken)
     X, x = inputs(40, generator), inputs(20, generator)
-    by_evidence = lw.alarm(evidence.with_prior(both.prior.precisions.item() / taken), X)(x)
+    by_evidence = lw.alarm(posterior().with_prior(both.prior.precisions.item() / taken), X)(x)
     torch.testing.assert_close(lw.alarm(both, X)(x), by_evidence)
 
 

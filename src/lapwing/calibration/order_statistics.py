@@ -43,8 +43,9 @@ def combined_p_values(
 
     Let p_k be the p-value of a datum by score k among all n + 1 data, itself included; with `two_sided` twice the
     smaller of those by s and by −s. All but the last are summed, t = Σ_k w_k log p_k. The p-value p_t of t, again among
-    the n + 1, stands beside that of the last score, and min(p_t, 3 p_last) is ranked. The new datum takes part in the
-    p-values of the others, so that every step is symmetric in the n + 1 data and its rank is as good as any other's.
+    the n + 1, stands beside that of the last score: min(p_t, 3 p_last) is ranked, equal ones in the order of
+    p_t + p_last. The new datum takes part in the p-values of the others, so that every step is symmetric in the n + 1
+    data and its rank is as good as any other's.
     Cost: n log n for each new datum.
     """
     step = max(1, _MOST_AT_ONCE // len(held))
@@ -62,8 +63,13 @@ def _ranked_again(
             p = (torch.stack(r).amin(0) * len(r)).clamp(max=len(held) + 1)
             total += w * p.to(total).log()  # log p + log (n + 1), a constant
     both_ways = zip(_ranks_below(of_held, of_new), _ranks(held[:, -1], new[:, -1]), strict=True)
-    T_held, T_new = (torch.minimum(r_t, ALONE * r_last) for r_t, r_last in both_ways)
+    T_held, T_new = (_either(r_t, r_last, len(held)) for r_t, r_last in both_ways)
     return 1 + (T_held <= T_new[:, None]).sum(-1).double()
+
+
+def _either(r_t: Tensor, r_last: Tensor, n: int) -> Tensor:
+    """min(r_t, 3 r_last), equal ones in the order of r_t + r_last, which is at most 2 (n + 1)."""
+    return torch.minimum(r_t, ALONE * r_last) * (2 * n + 3) + r_t + r_last
 
 
 def _ranks_below(t: Float[Tensor, "b n"], t_new: Float[Tensor, " b"]) -> tuple[Tensor, Tensor]:
