@@ -66,7 +66,7 @@ def lines(record: ConformalRecord) -> list[Line]:
 def page(record: ConformalRecord, command: str) -> StudyPage:
     sets = lines(record)
     n_shorter, asked = sum(s.shorter for s in sets), math.ceil(6 * len(sets) / 8)
-    coverage = [fmean(s.mean(lambda run, k=k: run[k]["coverage"]) for s in sets) for k in ("scaled", "constant")]  # type: ignore[literal-required,misc]
+    coverage = [fmean(s.mean(lambda run, k=k: run[k]["coverage"]) for s in sets) for k in ("scaled", "constant")]  # type: ignore[misc]
     saved = 1 - math.exp(fmean(math.log(s.ratio) for s in sets))
     return StudyPage(
         title="Intervals with a guarantee",
@@ -96,7 +96,7 @@ def table(record: ConformalRecord) -> Table:
     rows = []
     for s in lines(record):
         n, exact = s.runs[0]["n_calibrated"], s.runs[0]["exact"]
-        covered = [s.mean(lambda run, k=k: run[k]["coverage"]) for k in ("scaled", "constant")]  # type: ignore[literal-required,misc]
+        covered = [s.mean(lambda run, k=k: run[k]["coverage"]) for k in ("scaled", "constant")]  # type: ignore[misc]
         best = min(s.lengths)
         rows.append(
             (
