@@ -37,7 +37,7 @@ ORDER = [
     {"registry"},
     {"posterior"},
     {"tuning", "hessian", "comparison"},
-    {"refinement", "em"},
+    {"refinement", "em", "calibration"},
     {"storage"},
     {"merging"},
     {"fit", "tune", "refine"},

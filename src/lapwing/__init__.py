@@ -1,5 +1,6 @@
 """Lapwing: error bars for the neural network you already trained."""
 
+from lapwing.calibration import Alarm, Conformal, alarm, conformal
 from lapwing.comparison import Comparison, compare
 from lapwing.curvature import (
     GP,
@@ -59,10 +60,12 @@ __all__ = [
     "EM",
     "GP",
     "SGD",
+    "Alarm",
     "Bernoulli",
     "Block",
     "Categorical",
     "Comparison",
+    "Conformal",
     "CustomLikelihood",
     "Dense",
     "Diag",
@@ -103,8 +106,10 @@ __all__ = [
     "Subnetwork",
     "Swag",
     "UnitVectors",
+    "alarm",
     "check_likelihood",
     "compare",
+    "conformal",
     "exact_hessian",
     "fit",
     "load",

@@ -31,6 +31,8 @@ class TableName(str, Enum):
     sampled_laplace = "sampled-laplace"
     preconditioners = "preconditioners"
     product_cost = "product-cost"
+    alarm = "alarm"
+    conformal = "conformal"
     fisher = "fisher"
 
 
@@ -73,10 +75,12 @@ def reproduced(asked: Asked) -> tuple[Any, StudyPage, Path]:
 def _study_and_report(table: TableName) -> tuple[Any, Any]:
     """The function that runs a study, and the module that makes its page."""
     from lapwing.bench.reproduce import (
+        alarm,
         antoran,
         banana,
         batchnorm,
         battery,
+        conformal,
         fisher,
         immer,
         preconditioners,
@@ -85,10 +89,12 @@ def _study_and_report(table: TableName) -> tuple[Any, Any]:
         step,
         subnetwork,
     )
+    from lapwing.report import alarm as alarm_report
     from lapwing.report import antoran as antoran_report
     from lapwing.report import banana as banana_report
     from lapwing.report import batchnorm as batchnorm_report
     from lapwing.report import battery as battery_report
+    from lapwing.report import conformal as conformal_report
     from lapwing.report import fisher as fisher_report
     from lapwing.report import immer as immer_report
     from lapwing.report import preconditioners as preconditioners_report
@@ -108,6 +114,8 @@ def _study_and_report(table: TableName) -> tuple[Any, Any]:
         TableName.sampled_laplace: (sampled.run, sampled_report),
         TableName.preconditioners: (preconditioners.run, preconditioners_report),
         TableName.product_cost: (product_cost.run, product_cost_report),
+        TableName.alarm: (alarm.run, alarm_report),
+        TableName.conformal: (conformal.run, conformal_report),
         TableName.fisher: (fisher.run, fisher_report),
     }[table]
 
@@ -131,8 +139,11 @@ def _n_seeds(asked: Asked, usual: int) -> int:
     """Published splits are ten; figures are drawn once."""
     if asked.table is TableName.immer2021_uci:
         return 3 if asked.quick else 10
-    several = asked.table in (TableName.battery, TableName.antoran2022, TableName.batchnorm_1d, TableName.subnetwork_1d)
-    return usual if several else 1
+    several = {
+        TableName.battery, TableName.antoran2022, TableName.batchnorm_1d, TableName.subnetwork_1d, TableName.alarm,
+        TableName.conformal,
+    }  # fmt: skip
+    return usual if asked.table in several else 1
 
 
 def show_study(page: StudyPage, path: Path) -> None:

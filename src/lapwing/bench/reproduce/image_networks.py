@@ -33,10 +33,10 @@ def resnet(side: int, widths: tuple[int, int] = WIDTHS) -> nn.Module:
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(large, N_CLASSES))
 
 
-def staged_resnet(side: int, widths: tuple[int, int, int]) -> nn.Module:
+def staged_resnet(side: int, widths: tuple[int, int, int], n_channels: int = 1) -> nn.Module:
     """Three stages of one block each, every one at half the side of the stage before, as in ResNet-18."""
     small, middle, large = widths
-    stem = (_conv(1, small, 2), nn.BatchNorm2d(small), nn.ReLU())
+    stem = (_conv(n_channels, small, 2), nn.BatchNorm2d(small), nn.ReLU())
     blocks = (Block(small, small, 1), Block(small, middle, 2), Block(middle, large, 2))
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(large, N_CLASSES))
 

@@ -1,0 +1,138 @@
+"""What an alarm listens to: numbers per input that say how much the posterior knows there.
+
+Held-out NLL likes small variances: `lw.tune(validation=...)` often multiplies all precisions by ten to a million, after
+which the variances say nothing of where the training data were. So they are taken from the posterior that the evidence
+holds, with the common scale of the precisions undone, around the network's own outputs. No held-out target has a part
+in it, so the held-out data of `lw.tune` may serve the alarm as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+
+from lapwing._types import Float, Tensor
+from lapwing.calibration.order_statistics import combined_p_values, p_values
+from lapwing.data import ModelInput
+from lapwing.likelihoods import Bernoulli, Categorical
+from lapwing.posterior import Posterior, Readout
+from lapwing.predictive import (
+    Frame,
+    antithetic_draws,
+    from_draws,
+    from_gaussian,
+    pushforward_marginal,
+    site_gaussian,
+)
+from lapwing.predictive.link_rules import DEFAULT
+from lapwing.sampling import seeded
+from lapwing.tuning import Step
+
+N_DRAWS = 512  # of the outputs of an input
+N_FUNCTIONS = 16  # pairs of functions f ± J (θ − θ*), where a datum has many outputs
+WIDER = 0.1  # times the evidence's precisions, where entropies tell most
+WEIGHTS, TWO_SIDED = (1.0, 1.0, 0.5), (False, False, True)  # of the two entropies and the share
+TINY = 1e-300  # below any entropy in double precision, above zero
+
+
+def of_the_evidence(posterior: Posterior) -> Posterior:
+    """The posterior before held-out data multiplied its precisions and moved its mean.
+
+    A prior that was set by hand after tuning is the user's own, and stays.
+    """
+    if posterior.refinement is not None:  # its mean and covariance belong to one prior
+        return posterior
+    own = replace(posterior, readout=Readout())
+    s = _scale_of_held_out_data(posterior)
+    return own if s == 1.0 else _with_precisions(own, 1 / s)
+
+
+def _scale_of_held_out_data(posterior: Posterior) -> float:
+    """The product of the scales that searches on held-out data took since the evidence was last maximised."""
+    precisions = tuple(posterior.prior.precisions.detach().tolist())
+    history = [step for step in posterior.history if isinstance(step, Step)]
+    if not history or history[-1].scale is None or history[-1].precisions != precisions:
+        return 1.0
+    scales = [history[-1].scale]  # the last step of a search is the one it took
+    for step in reversed(history[:-1]):
+        if step.scale is None:
+            break
+        if step.note.startswith("validation, taken"):
+            scales.append(step.scale)
+    return prod(scales)
+
+
+def _with_precisions(posterior: Posterior, times: float) -> Posterior:
+    return posterior.with_prior(posterior.prior.with_precisions(posterior.prior.precisions.detach() * times))
+
+
+@dataclass(frozen=True, eq=False)
+class Scorer:
+    """Features of inputs under one posterior; `weights` and `two_sided` say how their ranks are put together.
+
+    Of classes: the entropy of the network itself; the entropy of the predictive distribution under a prior ten times
+    wider than the evidence's; the share of that entropy which is epistemic; and the variance of the outputs. Inputs
+    unlike the training data can have less of that share than usual as well as more, so both ends of it count. Of
+    numbers and counts: the variance of the outputs alone.
+    """
+
+    posterior: Posterior
+    wider: Posterior
+
+    @classmethod
+    def of(cls, posterior: Posterior) -> Scorer:
+        own = of_the_evidence(posterior)
+        return cls(own, own if own.refinement is not None else _with_precisions(own, WIDER))
+
+    @property
+    def classes(self) -> bool:
+        return isinstance(self.posterior.likelihood, Bernoulli | Categorical)
+
+    def p_values(self, held: Float[Tensor, "n k"], new: Float[Tensor, "b k"]) -> Float[Tensor, " b"]:
+        if not self.classes:
+            return p_values(held[:, 0], new[:, 0])
+        return combined_p_values(held, new, WEIGHTS, TWO_SIDED)
+
+    def __call__(self, x: ModelInput) -> Float[Tensor, "n k"]:
+        if not self.classes:
+            return pushforward_marginal(self.posterior.weights, x).detach().double().sum(-1, keepdim=True)
+        pieces = [self._by_functions(x)] if self.posterior.averages_functions else self._by_gaussians(x)
+        return torch.cat(list(pieces)).detach()
+
+    def _by_gaussians(self, x: ModelInput) -> Iterator[Float[Tensor, "n k"]]:
+        """One pass over the rows of J for both priors."""
+        sites, likelihood = self.posterior.sites, self.posterior.likelihood
+        for f, J in self.posterior.weights.jacobians(x):
+            gaussian = site_gaussian(self.wider.precision, f, J, sites)
+            variance = self.posterior.precision.inv_quad_diagonal(J)
+            yield self._columns(f, from_gaussian(likelihood, gaussian, self._frame()), variance)
+
+    def _by_functions(self, x: ModelInput) -> Float[Tensor, "n k"]:
+        own, wide = (
+            antithetic_draws(each.weights, x, each.functions(N_FUNCTIONS).deviations)
+            for each in (self.posterior, self.wider)
+        )
+        by_site = torch.stack([self.posterior.sites.split(f) for f in wide])
+        prediction = from_draws(self.posterior.likelihood, by_site, self._frame())
+        return self._columns(own.mean(0), prediction, own.var(0, correction=0))
+
+    def _columns(
+        self, f: Float[Tensor, "n c"], prediction: Any, variance: Float[Tensor, "n c"]
+    ) -> Float[Tensor, "n k"]:
+        """Entropies are means over the likelihood terms of a datum."""
+        network: Any = from_draws(self.posterior.likelihood, self.posterior.sites.split(f)[None], self._frame())
+        entropy, epistemic = _per_datum(prediction.entropy), _per_datum(prediction.epistemic)
+        share = epistemic / entropy.clamp(min=TINY)
+        return torch.stack([_per_datum(network.entropy), entropy, share, variance.double().sum(-1)], -1)
+
+    def _frame(self) -> Frame:
+        """Double precision: the entropy of a confident answer would be lost in rounding."""
+        return Frame(self.posterior.sites, torch.float64, DEFAULT, N_DRAWS, seeded(None))
+
+
+def _per_datum(v: Tensor) -> Float[Tensor, " n"]:
+    return v.double().reshape(len(v), -1).mean(-1)

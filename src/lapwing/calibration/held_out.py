@@ -1,0 +1,59 @@
+"""Held-out data as people have it, scored batch by batch; of several ranks, the data of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sized
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from lapwing import ranks
+from lapwing._types import Float, Tensor
+from lapwing.data import Batches, ModelInput, as_batches, as_input
+from lapwing.errors import located
+from lapwing.progress import shown
+from lapwing.sandbox import random_state_kept
+
+ROWS = 256  # inputs scored at a time where they came as whole arrays
+
+
+class Held(Sized, Protocol):
+    def __iter__(self) -> Iterator[tuple[ModelInput, Any]]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Unlabelled:
+    """Inputs without targets, some rows at a time."""
+
+    x: ModelInput
+
+    def __len__(self) -> int:
+        return (self.x.n + ROWS - 1) // ROWS
+
+    def __iter__(self) -> Iterator[tuple[ModelInput, None]]:
+        for start in range(0, self.x.n, ROWS):
+            yield self.x.rows(slice(start, start + ROWS)), None
+
+
+def labelled_or_not(held_out: Any) -> Batches | Unlabelled:
+    """Data as for `lw.fit`, whose targets nobody reads, or the inputs alone: a tensor, an array, a mapping."""
+    no_labels = isinstance(held_out, Mapping) and "labels" not in held_out
+    if no_labels or isinstance(held_out, torch.Tensor | np.ndarray):
+        return Unlabelled(as_input(held_out, "held_out"))
+    return as_batches(held_out, "held_out")
+
+
+def scored(
+    held_out: Held, score: Callable[[ModelInput, Any], Float[Tensor, "n ..."]], *, progress: bool | None
+) -> Float[Tensor, "n ..."]:
+    """The scores of all held-out data, in order."""
+    pieces: list[Tensor] = []
+    with random_state_kept():
+        n_batches = len(held_out)
+        for number, (x, y) in enumerate(shown(held_out, total=n_batches, what="held-out data", progress=progress)):
+            with located(f"held_out, batch {number}"):
+                pieces.append(score(x, y))
+    found = [piece for each in ranks.gathered(pieces) for piece in each]
+    return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
