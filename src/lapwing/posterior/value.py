@@ -34,6 +34,7 @@ from lapwing.sampling import WeightDraws, copy_deviations, counted, seeded, weig
 from lapwing.sandbox import plain_tensors, random_state_kept
 
 _MAX_COVARIANCE = 5_000
+_MOST_KEPT = 1 << 24  # numbers of such draws that are kept between calls
 _FUNCTION_PAIRS = 16  # of functions f ± J (θ − θ*) that predictions of many outputs average
 
 
@@ -198,7 +199,7 @@ class Posterior:
         n_samples = counted("n_samples", n_samples)
         rule = self.readout.link if link is None else registry.link(link)
         frame = Frame(self.sites, self.dtype, rule, n_samples, seeded(generator))
-        ways = {"glm": self._by_glm, "bnn": self._by_bnn}
+        ways = {"glm": self._by_glm if generator is not None else self._by_usual_glm, "bnn": self._by_bnn}
         of_piece = registry.choose("predictive", predictive, ways)(frame)
         return self._by_pieces(self.given(x), of_piece, frame).checked()
 
@@ -217,6 +218,17 @@ class Posterior:
             deviations = self._deviations(min(_FUNCTION_PAIRS, -(-frame.n_samples // 2)), frame.generator)
             return partial(self._by_functions, deviations, replace(frame, n_samples=2 * len(deviations)))
         return partial(self._by_gaussian, frame)
+
+    def _by_usual_glm(self, frame: Frame) -> Callable[[ModelInput], Prediction]:
+        """The same without a user's generator: draws of the weights are then the same at every call, and kept."""
+        kept = self.averages_functions and frame.link == DEFAULT and frame.n_samples >= 2 * _FUNCTION_PAIRS
+        if not kept or _FUNCTION_PAIRS * self.layout.p > _MOST_KEPT:
+            return self._by_glm(frame)
+        return partial(self._by_functions, self._usual_deviations, replace(frame, n_samples=2 * _FUNCTION_PAIRS))
+
+    @cached_property
+    def _usual_deviations(self) -> Float[Tensor, "s p"]:
+        return self._deviations(_FUNCTION_PAIRS, seeded(None))
 
     def _by_gaussian(self, frame: Frame, x: ModelInput) -> Prediction:
         gaussian = predictive.pushforward_sites(self.weights, x, self.sites)

@@ -19,7 +19,7 @@ from lapwing.linearise import Trace
 from lapwing.sampling import seeded
 
 MOST_CLASSES = 8  # of a likelihood term, with a covariance
-MOST_SITES = 6  # likelihood terms of a datum: those of one image or sequence repeat each other
+MOST_SITES = 16  # likelihood terms of a datum: those of one image or sequence repeat each other
 
 
 @dataclass(frozen=True, eq=False)

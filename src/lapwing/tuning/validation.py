@@ -70,7 +70,8 @@ def search_validation(
     """The candidate that the held-out data prefer; no pass over the training data.
 
     Scales and means are compared on some hundred inputs; the winner is weighed against the network, and its noise or
-    temperature chosen, on up to a thousand.
+    temperature chosen, on up to a thousand. Where a datum has many outputs, some hundred likelihood terms choose all,
+    and the winner's own predictions are weighed against the network's.
     """
     network = replace(posterior, readout=Readout())
     free = noise and noise_is_free(posterior)
@@ -80,10 +81,12 @@ def search_validation(
     data = HeldOut.of(network, held_out, precisions, shifts, MOST_COMPARED, progress)
     candidates = _all_candidates(network, data, list(ladder), free)
     best = _preferred(candidates, data.n_terms)
-    taken, alone = _confirmed(network, best, ladder, shifts, held_out, free, progress)
+    if network.averages_functions:
+        alone = _preferred(_alone(candidates), data.n_terms)
+        taken = best if _no_worse(_built(network, best, shifts), alone, held_out) else alone
+    else:
+        taken = _confirmed(network, best, ladder, shifts, held_out, free, progress)
     chosen = _built(network, taken, shifts)
-    if network.averages_functions and not _no_worse(chosen, alone, held_out):
-        taken, chosen = alone, _built(network, alone, shifts)
     steps = [*_steps(network, candidates, ladder, shifts), _step(network, taken, ladder, shifts, "taken")]
     return replace(chosen, history=(*posterior.history, *steps))
 
@@ -167,11 +170,8 @@ def _confirmed(
     held_out: Batches,
     free: bool,
     progress: bool | None,
-) -> tuple[Candidate, Candidate]:
-    """The winner, if it is no worse than the network on more of the held-out data; and the network.
-
-    Their dispersions come from these data.
-    """
+) -> Candidate:
+    """The winner, if it is no worse than the network on more of the held-out data; its dispersion from them."""
     spread = best.scale != NO_SPREAD
     precisions = [ladder[best.scale].precision] if spread else []
     ways = [
@@ -179,12 +179,11 @@ def _confirmed(
         for shift in shifts
         if best.mean in shift.lengths
     ]
-    most = 2 * MOST_COMPARED if posterior.averages_functions else MOST_CONFIRMED
-    data = HeldOut.of(posterior, held_out, precisions, ways, most, progress)
+    data = HeldOut.of(posterior, held_out, precisions, ways, MOST_CONFIRMED, progress)
     found = _all_candidates(posterior, data, [best.scale] if spread else [], free)
     found = [c for c in found if c.mean == best.mean or c.scale == NO_SPREAD]
-    taken, alone = _preferred(found, data.n_terms), _preferred(_alone(found), data.n_terms)
-    return replace(taken, scale_index=best.scale_index * (taken.scale == best.scale)), alone
+    taken = _preferred(found, data.n_terms)
+    return replace(taken, scale_index=best.scale_index * (taken.scale == best.scale))
 
 
 def _alone(candidates: list[Candidate]) -> list[Candidate]:
