@@ -27,6 +27,7 @@ from lapwing.sampling import seeded
 from lapwing.sandbox import plain_tensors, random_state_kept
 from lapwing.storage import Checkpoint, InStep, tuning_binding
 
+_MOST_AVERAGED = 20_000  # columns of an exact curvature that are averaged where the fit took a sketch to save time
 _FEW = 16  # inputs on which normalised groups are confirmed
 _NO_MODE = (
     "The evidence was taken at the trained weights: the search for the linear model's own mode takes passes over the "
@@ -238,6 +239,8 @@ class _Choice:
         if self.curvature.averaged is not None:
             return self.curvature.averaged
         if tuned.averages_functions or not refinement.can_average(tuned, _most_stored(tuned)):
+            return False
+        if refinement.sketched(tuned) and tuned.n_data * tuned.linearised.k > _MOST_AVERAGED:
             return False
         return training_gap(tuned, batches) > TRUST_MARGIN
 

@@ -2,7 +2,7 @@
 
 from lapwing.refinement.covariances import DiagonalCovariance, FullCovariance
 from lapwing.refinement.curvature import curved_at
-from lapwing.refinement.expected import averaged, can_average
+from lapwing.refinement.expected import averaged, can_average, sketched
 from lapwing.refinement.laplace import Adam, refine_laplace
 from lapwing.refinement.passes import Passes
 from lapwing.refinement.sampled import SampledSteps
@@ -22,4 +22,5 @@ __all__ = [
     "curved_at",
     "refine_laplace",
     "refine_variational",
+    "sketched",
 ]
