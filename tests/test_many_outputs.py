@@ -205,3 +205,28 @@ def test_a_plan_says_what_tuning_takes():
     assert plan.record()["tuning"]["bytes"] == plan.tuning.bytes > 0
     exact = lw.plan(model, (x, model(x).detach() + 1), "regression").tuning
     assert exact is not None and exact.gradient_epochs == 0 == exact.with_validation
+
+
+@pytest.mark.parametrize("kind", ["multilabel", "tokens"])
+def test_labels_of_many_kinds_are_tuned_with_held_out_data(kind: str):
+    """Never worse there than the network: of 80 labels a datum, and of tokens some of which are not labelled."""
+    model, x, y = many_classes(120)
+    likelihood: object = "multilabel"
+    if kind == "multilabel":
+        y = (model(x).detach() > 0.5).long()
+    else:
+        model = nn.Sequential(model, nn.Unflatten(1, (8, 10)))
+        likelihood, y = lw.Categorical(), model(x).detach().argmax(-1)
+        y[:, 5:] = -100
+    posterior = lw.fit(model, (x[:80], y[:80]), likelihood)
+    assert posterior.averages_functions
+    held_out = (x[80:], y[80:])
+    tuned = lw.tune(posterior, validation=held_out)
+    f = model(held_out[0]).detach()
+    if kind == "multilabel":
+        network = (
+            nn.functional.binary_cross_entropy_with_logits(f, held_out[1].double(), reduction="none").sum(-1).mean()
+        )
+    else:
+        network = nn.functional.cross_entropy(f.movedim(-1, 1), held_out[1], reduction="sum") / held_out[1].numel()
+    assert -tuned.predict(held_out[0]).log_prob(held_out[1]).mean() <= network + 1e-6

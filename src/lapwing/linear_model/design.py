@@ -146,7 +146,8 @@ class StreamedDesign(Design):
 def most_work(n: int) -> float:
     """Multiplications that one factorisation may take by default, of n data.
 
-    A search for the mode takes some sixty of them, which is less than sixty epochs of training in mini-batches.
+    A search for the mode takes a dozen of them with held-out data and up to sixty without: about what sixty epochs of
+    training in mini-batches take.
     """
     return _WORK_PER_DATUM * n
 

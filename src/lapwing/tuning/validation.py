@@ -34,7 +34,7 @@ NO_SPREAD = 1e12  # the scale at which the posterior is the network itself, to r
 GRID = torch.tensor([*(10 ** (k / 2) for k in range(-6, 11)), 1e6, 1e7], dtype=torch.float64)
 MOST_CONFIRMED = 1_024  # held-out inputs on which the winner is weighed against the network
 _FINALISTS = 6
-_MANY = 1000
+_MANY = 1_000  # rows or parameters, above which factorisations at all scales take longer than a small training
 
 # Nats that a candidate has to gain on the held-out data as a whole before it is preferred.
 _COST_OF_MEAN = {"network": 0.0, "newton": 1.0, "quarter step": 1.0, "half step": 1.0, "step": 2.0}
