@@ -472,7 +472,7 @@ def test_a_temperature_pays_for_itself_once_for_all_terms():
     """(log T − 1)² + (log T / ½)² / 2n is least at log T = 1 / (1 + 2/n), which a parabola finds."""
     for n in (10, 1000):
         grid = torch.linspace(-1.8, 2.4, 8, dtype=torch.float64)
-        found = _best_on(grid, lambda T: (T.log() - 1) ** 2, PROBIT, Freedom(False, 0.5, 0.5), n)
+        found = _best_on(grid, lambda T: (T.log() - 1) ** 2, PROBIT, Freedom(0.0, 0.5, 0.5), n)
         assert log(found.dispersion) == pytest.approx(1 / (1 + 2 / n), rel=1e-9)
         assert found.cost == pytest.approx(2 / (1 + 2 / n) ** 2, rel=1e-9)
 

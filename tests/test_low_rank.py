@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 import lapwing as lw
 import oracle
 from cases import by_name, over_architectures
+from lapwing.operators import DenseRows, GroupedDiagonal, LowRankCurvature
 from oracle import assert_close
 from truth import Truth
 
@@ -139,3 +142,23 @@ def test_data_may_go_past_all_that_is_inferred() -> None:
     data = [(x, y), (-x.abs(), y)]
     fits = [lw.fit(Branching().double(), data, "classification", structure=word) for word in ("lowrank", "full")]
     assert_close(fits[0].covariance(), fits[1].covariance(), 1e-8)
+
+
+def test_a_condition_beyond_rounding_is_resolved_from_the_rows() -> None:
+    """Noise far below the residuals: B = I + N D⁻¹ Nᵀ, once formed, would have lost its ones. Against the SVD of N."""
+    g = torch.Generator().manual_seed(0)
+    r, p, d = 6, 10, 0.5
+    U = torch.linalg.qr(torch.randn(r, r, generator=g, dtype=torch.float64))[0]
+    V = torch.linalg.qr(torch.randn(p, r, generator=g, dtype=torch.float64))[0]
+    s = torch.logspace(-2, 9, r, dtype=torch.float64)
+    precisions = torch.full((2,), d, dtype=torch.float64, requires_grad=True)
+    P0 = GroupedDiagonal(precisions, torch.arange(p) % 2)
+    P = LowRankCurvature.of(DenseRows(U * s @ V.mT)).plus(P0)
+    v = torch.randn(3, p, generator=g, dtype=torch.float64)
+    inside = v @ V
+    solved = (inside / (s**2 + d)) @ V.mT + (v - inside @ V.mT) / d
+    assert_close(P.solve(v), solved, rtol=1e-6)
+    assert_close(P.logdet(), (s**2 / d).log1p().sum() + p * math.log(d), rtol=1e-8)
+    assert_close(torch.autograd.grad(P.logdet(), precisions)[0].sum(), (1 / (s**2 + d)).sum() + (p - r) / d, rtol=1e-6)
+    R = P.half_solve(torch.eye(p, dtype=torch.float64)).mT
+    assert_close(R @ R.mT @ v.mT, solved.mT, rtol=1e-6)

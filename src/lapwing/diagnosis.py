@@ -63,6 +63,15 @@ class Finding:
         return Finding("linear mode", f"{distance:.3g} from the weights, whose norm is {norm:.3g} ({how})", far, advice)
 
     @staticmethod
+    def of_moved_mean(distance: float, norm: float, by_held_out: bool) -> Finding:
+        """Predictions are f + J (μ − θ*): no longer around the network's own outputs."""
+        value = f"moved by {distance:.3g} from the weights, whose norm is {norm:.3g}"
+        value += ", as held-out data asked for" if by_held_out else ", as asked for"
+        advice = "Predictions are no longer around the network's own outputs"
+        advice += ', where tune(..., mean="network") keeps them.' if by_held_out else "."
+        return Finding("mean of the predictions", value, False, advice)
+
+    @staticmethod
     def of_refinement(report: Refinement) -> Finding:
         bound = "" if report.elbo is None else f", ELBO {report.elbo:.6g}"
         value = (

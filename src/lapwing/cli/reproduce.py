@@ -34,6 +34,8 @@ class TableName(str, Enum):
     alarm = "alarm"
     conformal = "conformal"
     fisher = "fisher"
+    small_held_out = "small-held-out"
+    quality = "quality"
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,9 @@ def _study_and_report(table: TableName) -> tuple[Any, Any]:
         immer,
         preconditioners,
         product_cost,
+        quality,
         sampled,
+        small_held_out,
         step,
         subnetwork,
     )
@@ -99,7 +103,9 @@ def _study_and_report(table: TableName) -> tuple[Any, Any]:
     from lapwing.report import immer as immer_report
     from lapwing.report import preconditioners as preconditioners_report
     from lapwing.report import product_cost as product_cost_report
+    from lapwing.report import quality as quality_report
     from lapwing.report import sampled as sampled_report
+    from lapwing.report import small_held_out as small_held_out_report
     from lapwing.report import step as step_report
     from lapwing.report import subnetwork as subnetwork_report
 
@@ -117,6 +123,8 @@ def _study_and_report(table: TableName) -> tuple[Any, Any]:
         TableName.alarm: (alarm.run, alarm_report),
         TableName.conformal: (conformal.run, conformal_report),
         TableName.fisher: (fisher.run, fisher_report),
+        TableName.quality: (quality.run, quality_report),
+        TableName.small_held_out: (small_held_out.run, small_held_out_report),
     }[table]
 
 
@@ -139,6 +147,10 @@ def _n_seeds(asked: Asked, usual: int) -> int:
     """Published splits are ten; figures are drawn once."""
     if asked.table is TableName.immer2021_uci:
         return 3 if asked.quick else 10
+    if asked.table is TableName.small_held_out:
+        return 1 if asked.quick else 10
+    if asked.table is TableName.quality:
+        return 1 if asked.quick else 5
     several = {
         TableName.battery, TableName.antoran2022, TableName.batchnorm_1d, TableName.subnetwork_1d, TableName.alarm,
         TableName.conformal,

@@ -19,20 +19,21 @@ def require_factored(P: Float[Tensor, "p p"], L: Float[Tensor, "p p"], P0: Group
     digits from the others, however large its precision.
     """
     smallest, largest = smallest_eigenvalue(L), float(torch.linalg.matrix_norm(P))
-    if _resolved(smallest, largest):
+    if resolved(smallest, largest):
         return
     half = P.diagonal().rsqrt()[:, None]
-    if not _resolved(smallest_eigenvalue(half * L), float(torch.linalg.matrix_norm(half * P * half.T))):
+    if not resolved(smallest_eigenvalue(half * L), float(torch.linalg.matrix_norm(half * P * half.T))):
         require_resolved(smallest, largest, len(P), P0)
 
 
-def _resolved(smallest: float, largest: float) -> bool:
+def resolved(smallest: float, largest: float) -> bool:
+    """Whether the smallest eigenvalue stands above the rounding error that the largest brings along."""
     return smallest > _MARGIN * torch.finfo(torch.float64).eps * largest
 
 
 def require_resolved(smallest: float, largest: float, p: int, P0: GroupedDiagonal) -> None:
-    """The smallest eigenvalue must stand above the rounding error that the largest brings along."""
-    if _resolved(smallest, largest):
+    """A NumericalError in words unless `resolved`."""
+    if resolved(smallest, largest):
         return
     low, high = float(P0.values.detach().min()), float(P0.values.detach().max())
     condition = f"{largest / smallest:.2g}" if smallest > 0 else "infinite"

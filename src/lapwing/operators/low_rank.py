@@ -16,7 +16,7 @@ from lapwing._types import Float, Scalar, Tensor
 from lapwing.errors import StructureError
 from lapwing.linalg import semidefinite_eigenvalues
 from lapwing.operators.base import Curvature, Precision, Rows
-from lapwing.operators.conditioning import require_resolved, smallest_eigenvalue
+from lapwing.operators.conditioning import require_resolved, resolved, smallest_eigenvalue
 from lapwing.operators.dense import DenseCurvature
 from lapwing.operators.dense_rows import DenseRows
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
@@ -218,8 +218,20 @@ class LowRankPrecision(Precision):
         B = self._inner
         L, info = torch.linalg.cholesky_ex(B)
         smallest = 0.0 if int(info) else smallest_eigenvalue(L.detach())
-        require_resolved(smallest, float(torch.linalg.matrix_norm(B.detach())), self.p, self.P0)
+        largest = float(torch.linalg.matrix_norm(B.detach()))
+        if not resolved(smallest, largest) and self.H.rank * self.p <= _MOST_WRITTEN:
+            return self._factor_of_rows()
+        require_resolved(smallest, largest, self.p, self.P0)
         return L
+
+    def _factor_of_rows(self) -> Float[Tensor, "r r"]:
+        """L from [I, Ñ]ᵀ = Q R with Ñ = N D^-½: B = Rᵀ R, at the square root of B's condition number.
+
+        Several times the cost of Cholesky; for noise so small that B, once formed, has lost its ones to rounding.
+        """
+        N = self._half_scale[:, None] * self.H.root.rows.dense().reshape(self.H.rank, self.p)
+        R = torch.linalg.qr(torch.cat([torch.eye(self.H.rank).to(N), (N * self.P0.diagonal.rsqrt()).mT]))[1]
+        return R.mT * R.diagonal().detach().sign()
 
     @property
     def _inner(self) -> Float[Tensor, "r r"]:
@@ -328,8 +340,8 @@ class LowRankPrecision(Precision):
     @cached_property
     def _eigenbasis(self) -> tuple[Float[Tensor, " r"], Float[Tensor, "r r"]]:
         """s and U of B = U diag(s²) Uᵀ, s ≥ 1."""
-        values, U = torch.linalg.eigh(self.factor @ self.factor.T)
-        return values.clamp(min=1).sqrt(), U  # below one only by rounding
+        U, s, _ = torch.linalg.svd(self.factor)
+        return s.clamp(min=1), U  # below one only by rounding
 
     @cached_property
     def _shifted(self) -> Float[Tensor, "r r"]:

@@ -32,6 +32,10 @@ def findings(posterior: Posterior) -> Iterator[Finding]:
     yield from _gradient_findings(posterior)
     if posterior.refinement is not None:
         yield Finding.of_refinement(posterior.refinement)
+    elif posterior.readout.shift is not None:
+        by_held_out = bool(posterior.history) and posterior.history[-1].scale is not None
+        distance, norm = posterior.readout.shift.norm(), posterior.linearised.theta.norm()
+        yield Finding.of_moved_mean(float(distance), float(norm), by_held_out)
     yield from _mode_findings(posterior)
     yield from Finding.of_average(posterior.estimate.in_expectation)
     yield Finding.of_effective_dimension(dimension_by_layer(posterior))

@@ -201,11 +201,15 @@ class Posterior:
         frame = Frame(self.sites, self.dtype, rule, n_samples, seeded(generator))
         ways = {"glm": self._by_glm if generator is not None else self._by_usual_glm, "bnn": self._by_bnn}
         of_piece = registry.choose("predictive", predictive, ways)(frame)
-        return self._by_pieces(self.given(x), of_piece, frame).checked()
+        few = predictive == "glm" and self.averages_functions and frame.link == DEFAULT
+        n_draws = min(n_samples, self.n_functions) if few else n_samples
+        return self._by_pieces(self.given(x), of_piece, frame, n_draws).checked()
 
-    def _by_pieces(self, x: ModelInput, of_piece: Callable[[ModelInput], Prediction], frame: Frame) -> Prediction:
+    def _by_pieces(
+        self, x: ModelInput, of_piece: Callable[[ModelInput], Prediction], frame: Frame, n_draws: int
+    ) -> Prediction:
         """Some inputs at a time, every one with the same random numbers: draws of all take no memory together."""
-        step = max(1, self.chunk_floats // (4 * frame.n_samples * self.linearised.k))
+        step = max(1, min(self.chunk_floats // 4, 1 << 20) // (n_draws * self.linearised.k))
         pieces = [x] if step >= x.n else [x.rows(slice(i, i + step)) for i in range(0, x.n, step)]
         state, parts = frame.generator.get_state(), []
         for piece in pieces:

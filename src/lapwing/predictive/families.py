@@ -30,7 +30,7 @@ from lapwing.likelihoods import (
 )
 from lapwing.predictive import links
 from lapwing.predictive.counts import log_mean_poisson
-from lapwing.predictive.link_rules import Link, log_mean_sigmoid, log_mean_softmax
+from lapwing.predictive.link_rules import Link, log_mean, log_mean_sigmoid
 from lapwing.predictive.mixtures import mixture_quantile, poisson_mixture_quantile
 from lapwing.predictive.prediction import ClassPrediction, DensityPrediction, Prediction, RegressionPrediction
 from lapwing.predictive.pushforward import SiteGaussian
@@ -202,27 +202,31 @@ def _poisson_mixture(
 @from_gaussian.register
 def _(likelihood: Categorical, gaussian: SiteGaussian, frame: Frame) -> Prediction:
     draws = links.gaussian_draws(gaussian.mean, gaussian.cov, frame.n_samples, generator=frame.generator)
-    return _categorical(likelihood, draws, frame.link.categorical(gaussian.mean, gaussian.cov, draws), frame)
+    log_p = torch.log_softmax(draws, -1)
+    return _categorical(likelihood, log_p, frame.link.categorical(gaussian.mean, gaussian.cov, log_p), frame)
 
 
 @from_draws.register
 def _(likelihood: Categorical, f: Tensor, frame: Frame) -> Prediction:
-    return _categorical(likelihood, f, log_mean_softmax(f), frame)
+    log_p = torch.log_softmax(f, -1)
+    return _categorical(likelihood, log_p, log_mean(log_p), frame)
 
 
-def _categorical(likelihood: Categorical, f: Tensor, log_probs: Tensor, frame: Frame) -> Prediction:
+def _categorical(likelihood: Categorical, log_p: Tensor, log_probs: Tensor, frame: Frame) -> Prediction:
+    """`log_p` of every draw (s, n, t, c), `log_probs` of their average by the link."""
+
     def log_density(y: Any) -> Tensor:
         labels = likelihood.encode(y, frame.sites, log_probs.shape[0])
         counted = labels != likelihood.ignore_index
         picked = log_probs.gather(-1, torch.where(counted, labels, 0).to(log_probs.device)[..., None])[..., 0]
         return frame.labels(torch.where(counted.to(picked.device), picked, 0.0))
 
-    p = torch.softmax(f, -1)
+    p = log_p.exp()
     shape = (log_probs.shape[0], *frame.sites.site_shape, frame.sites.c)
     return ClassPrediction(
         log_probs.reshape(shape).to(frame.dtype),
-        frame.labels(torch.special.entr(p).sum(-1).mean(0)),
-        (p - p**2).mean(0).reshape(shape).to(frame.dtype),
+        frame.labels(-(p * log_p).sum(-1).mean(0)),
+        (p - p.square()).mean(0).reshape(shape).to(frame.dtype),
         lambda v: frame.outputs(v.reshape(log_probs.shape)),
         log_density,
         binary=False,

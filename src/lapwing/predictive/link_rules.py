@@ -19,8 +19,8 @@ class Link(ABC):
     """E[softmax f] or E[σ(f)] under a Gaussian, exactly or by a rule."""
 
     @abstractmethod
-    def categorical(self, m: Tensor, cov: Tensor, draws: Tensor) -> Float[Tensor, "... t c"]:
-        """log probabilities; `draws` of the same Gaussian are at hand because the uncertainty split needs them."""
+    def categorical(self, m: Tensor, cov: Tensor, log_p: Tensor) -> Float[Tensor, "... t c"]:
+        """log probabilities; `log_p` are those of draws (s, ..., t, c), which the uncertainty split needs anyway."""
 
     @abstractmethod
     def binary(self, m: Tensor, v: Tensor, *, n_draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -31,8 +31,8 @@ class Link(ABC):
 class Default(Link):
     """What measures best: quadrature for one logit, quasi-Monte Carlo draws for classes; both converge."""
 
-    def categorical(self, m: Tensor, cov: Tensor, draws: Tensor) -> Float[Tensor, "... t c"]:
-        return log_mean_softmax(draws)
+    def categorical(self, m: Tensor, cov: Tensor, log_p: Tensor) -> Float[Tensor, "... t c"]:
+        return log_mean(log_p)
 
     def binary(self, m: Tensor, v: Tensor, *, n_draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         return links.log_sigmoid_quadrature(m, v), links.log_sigmoid_quadrature(-m, v)
@@ -45,8 +45,8 @@ DEFAULT = Default()
 class MonteCarlo(Link):
     """Averages over draws."""
 
-    def categorical(self, m: Tensor, cov: Tensor, draws: Tensor) -> Float[Tensor, "... t c"]:
-        return log_mean_softmax(draws)
+    def categorical(self, m: Tensor, cov: Tensor, log_p: Tensor) -> Float[Tensor, "... t c"]:
+        return log_mean(log_p)
 
     def binary(self, m: Tensor, v: Tensor, *, n_draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         draws = links.gaussian_draws(m[..., None], v[..., None, None], n_draws, generator=generator)[..., 0]
@@ -57,7 +57,7 @@ class MonteCarlo(Link):
 class Quadrature(Link):
     """One-dimensional integration: one logit only."""
 
-    def categorical(self, m: Tensor, cov: Tensor, draws: Tensor) -> Float[Tensor, "... t c"]:
+    def categorical(self, m: Tensor, cov: Tensor, log_p: Tensor) -> Float[Tensor, "... t c"]:
         raise StructureError(
             f'link="quadrature" integrates over one logit, but the model has {m.shape[-1]} classes. '
             'Use "mc" or "pairwise".'
@@ -75,7 +75,7 @@ class ClosedForm(Link):
     probs: Callable[[Tensor, Tensor], Tensor]
     has_binary_form: bool
 
-    def categorical(self, m: Tensor, cov: Tensor, draws: Tensor) -> Float[Tensor, "... t c"]:
+    def categorical(self, m: Tensor, cov: Tensor, log_p: Tensor) -> Float[Tensor, "... t c"]:
         return self.probs(m, cov).log()
 
     def binary(self, m: Tensor, v: Tensor, *, n_draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -97,11 +97,11 @@ BRIDGE = ClosedForm("bridge", links.bridge, has_binary_form=False)
 BRIDGE_NORM = ClosedForm("bridge_norm", links.bridge_norm, has_binary_form=False)
 
 
-def log_mean_softmax(f: Float[Tensor, "s *n c"]) -> Float[Tensor, "*n c"]:
-    """log of the mean of softmax(f_s), in logs throughout: a confident wrong network has a finite score."""
-    return torch.logsumexp(torch.log_softmax(f, -1), 0) - log(len(f))
+def log_mean(log_p: Float[Tensor, s * n]) -> Float[Tensor, "*n"]:
+    """log of the mean over draws, in logs throughout: a confident wrong network has a finite score."""
+    return torch.logsumexp(log_p, 0) - log(len(log_p))
 
 
 def log_mean_sigmoid(f: Float[Tensor, s * n]) -> Float[Tensor, "*n"]:
     """log of the mean of σ(f_s)."""
-    return torch.logsumexp(logsigmoid(f), 0) - log(len(f))
+    return log_mean(logsigmoid(f))

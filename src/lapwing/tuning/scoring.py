@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
-from math import inf, log, pi
+from math import exp, inf, log, pi
 from typing import Any
 
 import torch
@@ -32,9 +32,9 @@ class Targets:
 
 @dataclass(frozen=True)
 class Freedom:
-    """What may vary, and what it costs: whether the noise is free, and a weak prior on log T."""
+    """What may vary, and weak priors on it: on the log of the factor of a Gaussian's variances, and on log T."""
 
-    noise: bool
+    noise: float  # standard deviation of the log factor; 0: fixed
     colder: float  # standard deviation of log T below one; inf: free
     warmer: float  # and above
 
@@ -72,22 +72,61 @@ def final_scores(
     return []
 
 
+@singledispatch
+def row_scores(likelihood: Likelihood, gaussian: SiteGaussian, targets: Targets, score: Score) -> Float[Tensor, " n"]:
+    """Log probability of every likelihood term, at a score's temperature or noise and under its link."""
+    frame = Frame(targets.sites, torch.float64, DEFAULT, N_DRAWS, seeded(None))
+    return predictive.from_gaussian(likelihood, gaussian, frame).log_prob(targets.y).flatten()
+
+
 # --- Gaussian ------------------------------------------------------------------------------------------------
 
 
 @quick_scores.register
 def _(likelihood: Gaussian, gaussian: SiteGaussian, targets: Targets, freedom: Freedom) -> list[Score]:
-    """Noise D and covariance V, both times a:  NLL = ½ (log det 2πa(D + V) + rᵀ(D + V)⁻¹r / a), with the best a."""
+    """Noise D and covariance V, both times a:  NLL = ½ (log det 2πa(D + V) + rᵀ(D + V)⁻¹r / a), with the best a.
+
+    The best under its prior: few data with one outlier among them would take it for noise.
+    """
     r = likelihood.encode(targets.y, targets.sites, len(gaussian.mean)).to(gaussian.mean) - gaussian.mean
     noise = torch.diag_embed(likelihood.resolved().detach().square().to(r).expand(r.shape))
     L, info = torch.linalg.cholesky_ex(noise + (gaussian.cov + gaussian.cov.mT) / 2)
     if bool(info.any()):  # a prior so wide that the covariance has lost its digits is no candidate
         return [Score(inf, 1.0, DEFAULT)]
     quadratic = float((torch.linalg.solve_triangular(L, r[..., None], upper=False) ** 2).sum())
-    a = quadratic / r.numel() if freedom.noise else 1.0
+    a, cost = 1.0, 0.0
+    if freedom.noise:
+        log_a = _best_log_factor(quadratic, r.numel(), freedom.noise)
+        a, cost = exp(log_a), 0.5 * (log_a / freedom.noise) ** 2
     log_det = float(2 * L.diagonal(dim1=-2, dim2=-1).log().sum())
     terms = r.numel() // r.shape[-1]
-    return [Score(0.5 * (r.numel() * log(2 * pi * a) + log_det + quadratic / a) / terms, a, DEFAULT)]
+    return [Score(0.5 * (r.numel() * log(2 * pi * a) + log_det + quadratic / a) / terms, a, DEFAULT, cost)]
+
+
+def _best_log_factor(quadratic: float, n: int, std: float) -> float:
+    """The ℓ of least ½ (n ℓ + q e^{−ℓ}) + ½ (ℓ / s)², which is convex: Newton's method from above, and so monotone.
+
+    With w = q s² e^{−n s²/2} / 2 and Lambert's W the answer is W(w) − n s²/2.
+    """
+    if quadratic <= 0:
+        return -0.5 * n * std**2
+    log_a = max(0.0, log(quadratic / n))
+    for _ in range(100):
+        pull = 0.5 * quadratic * exp(-log_a)
+        step = (0.5 * n - pull + log_a / std**2) / (pull + 1 / std**2)
+        log_a -= step
+        if abs(step) < 1e-12:
+            break
+    return log_a
+
+
+@row_scores.register
+def _(likelihood: Gaussian, gaussian: SiteGaussian, targets: Targets, score: Score) -> Float[Tensor, " n"]:
+    r = likelihood.encode(targets.y, targets.sites, len(gaussian.mean)).to(gaussian.mean) - gaussian.mean
+    noise = torch.diag_embed(likelihood.resolved().detach().square().to(r).expand(r.shape))
+    V = score.dispersion * (noise + (gaussian.cov + gaussian.cov.mT) / 2)
+    joint = torch.distributions.MultivariateNormal(torch.zeros_like(r), V, validate_args=False)
+    return joint.log_prob(r).flatten()
 
 
 # --- classes ---------------------------------------------------------------------------------------------------
@@ -97,6 +136,18 @@ _NEAR = torch.tensor([-0.2, 0.0, 0.2], dtype=torch.float64)
 _MOST_AT_ONCE = 1 << 22  # numbers of the covariances at several temperatures
 
 Nll = Callable[[Tensor], Tensor]  # at temperatures (k,), per likelihood term
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """Log probabilities of all terms at temperatures (k,); called, their negative mean, some temperatures at a time."""
+
+    log_p: Callable[[Tensor], Tensor]  # (k,) → (k, terms)
+    floats: int  # that one temperature takes
+
+    def __call__(self, T: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
+        at_once = max(1, _MOST_AT_ONCE // max(1, self.floats))
+        return torch.cat([-self.log_p(part).mean(1) for part in T.split(at_once)])
 
 
 @quick_scores.register
@@ -110,6 +161,15 @@ def _(likelihood: Categorical, gaussian: SiteGaussian, targets: Targets, freedom
     draws = links.gaussian_draws(gaussian.mean, gaussian.cov, N_DRAWS, generator=seeded(None))
     labels = _Labels.of(likelihood, gaussian, targets)
     return _near(near, labels.by_draws(draws), labels.by_formula(near.link), freedom, targets.n_terms)
+
+
+@row_scores.register
+def _(likelihood: Categorical, gaussian: SiteGaussian, targets: Targets, score: Score) -> Float[Tensor, " n"]:
+    labels, T = _Labels.of(likelihood, gaussian, targets), gaussian.mean.new_tensor([score.dispersion])
+    if score.link != DEFAULT:
+        return labels.by_formula(score.link).log_p(T)[0]
+    draws = links.gaussian_draws(gaussian.mean, gaussian.cov, N_DRAWS, generator=seeded(None))
+    return labels.by_draws(draws).log_p(T)[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,33 +194,33 @@ class _Labels:
         rest = m[..., :0] if targets.rest is None else targets.rest
         return cls(gaussian, torch.where(counted, labels, 0)[..., None], counted, rest)
 
-    def by_formula(self, link: Link) -> Nll:
+    def by_formula(self, link: Link) -> Terms:
         """Under a closed form; one class more stands for the rest, which is good enough to order candidates."""
 
-        def nll(T: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
+        def log_p(T: Float[Tensor, " k"]) -> Float[Tensor, "k n t"]:
             (m, cov), none = _tempered(self.gaussian, T), self.gaussian.mean[None]  # formulas take no draws
             if self.rest.shape[-1]:
                 m = torch.cat([m, self._rest(T)[..., None]], -1)
                 common = cov.mean(-1, keepdim=True)
                 cov = torch.cat([cov, common], -1)
                 cov = torch.cat([cov, cov.mean(-2, keepdim=True)], -2)
-            return self._mean(link.categorical(m, cov, none).gather(-1, self._expanded(T))[..., 0])
+            return link.categorical(m, cov, none).gather(-1, self._expanded(T))[..., 0]
 
-        return _in_parts(nll, self.gaussian.cov.numel())
+        return self._mean_of(log_p, self.gaussian.cov.numel())
 
-    def by_draws(self, draws: Float[Tensor, "s n t c"]) -> Nll:
+    def by_draws(self, draws: Float[Tensor, "s n t c"]) -> Terms:
         """The default link: log of the mean of softmax(f_s / T) at the label."""
         at_label = draws.gather(-1, self.index.expand(len(draws), *self.index.shape))[..., 0]
         common = (draws - self.gaussian.mean).mean(-1)
 
-        def nll(T: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
+        def log_p(T: Float[Tensor, " k"]) -> Float[Tensor, "k n t"]:
             beside = _beside(T, draws)
             total = torch.logsumexp(draws / beside[..., None], -1)  # (k, s, n, t)
             if self.rest.shape[-1]:
                 total = torch.logaddexp(total, self._rest(T)[:, None] + common / beside)
-            return self._mean(torch.logsumexp(at_label / beside - total, 1) - log(len(draws)))
+            return torch.logsumexp(at_label / beside - total, 1) - log(len(draws))
 
-        return _in_parts(nll, draws.numel())
+        return self._mean_of(log_p, draws.numel())
 
     def _rest(self, T: Float[Tensor, " k"]) -> Float[Tensor, "k n t"]:
         """Without the common part."""
@@ -172,32 +232,39 @@ class _Labels:
     def _expanded(self, T: Tensor) -> Int[Tensor, "k n t 1"]:
         return self.index.expand(len(T), *self.index.shape)
 
-    def _mean(self, log_p: Float[Tensor, "k n t"]) -> Float[Tensor, " k"]:
-        return -torch.where(self.counted, log_p, 0.0).flatten(1).mean(1)
+    def _mean_of(self, log_p: Callable[[Tensor], Tensor], floats: int) -> Terms:
+        """Log probabilities of the labels that count; the others are zero."""
+        return Terms(lambda T: torch.where(self.counted, log_p(T), 0.0).flatten(1), floats)
 
 
 @quick_scores.register
 def _(likelihood: Bernoulli, gaussian: SiteGaussian, targets: Targets, freedom: Freedom) -> list[Score]:
-    nll = _bernoulli_nll(likelihood, gaussian, targets, PROBIT)
+    nll = _bernoulli_terms(likelihood, gaussian, targets, PROBIT)
     return [_best_on(_LOG_T, nll, PROBIT, freedom, targets.n_terms)]
 
 
 @final_scores.register
 def _(likelihood: Bernoulli, gaussian: SiteGaussian, targets: Targets, freedom: Freedom, near: Score) -> list[Score]:
-    exact, quick = (_bernoulli_nll(likelihood, gaussian, targets, link) for link in (DEFAULT, near.link))
+    exact, quick = (_bernoulli_terms(likelihood, gaussian, targets, link) for link in (DEFAULT, near.link))
     return _near(near, exact, quick, freedom, targets.n_terms)
 
 
-def _bernoulli_nll(likelihood: Bernoulli, gaussian: SiteGaussian, targets: Targets, link: Link) -> Nll:
+def _bernoulli_terms(likelihood: Bernoulli, gaussian: SiteGaussian, targets: Targets, link: Link) -> Terms:
     y = likelihood.encode(targets.y, targets.sites, len(gaussian.mean)).to(gaussian.mean)
 
-    def nll(T: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
+    def log_p(T: Float[Tensor, " k"]) -> Float[Tensor, "k n"]:
         m, cov = _tempered(gaussian, T)
         var = cov.diagonal(dim1=-2, dim2=-1).clamp(min=0)
         one, zero = link.binary(m, var, n_draws=N_DRAWS, generator=seeded(None))
-        return -(y * one + (1 - y) * zero).sum(-1).flatten(1).mean(1)
+        return (y * one + (1 - y) * zero).sum(-1).flatten(1)
 
-    return _in_parts(nll, gaussian.cov.numel() * (_NODES if link == DEFAULT else 1))
+    return Terms(log_p, gaussian.cov.numel() * (_NODES if link == DEFAULT else 1))
+
+
+@row_scores.register
+def _(likelihood: Bernoulli, gaussian: SiteGaussian, targets: Targets, score: Score) -> Float[Tensor, " n"]:
+    T = gaussian.mean.new_tensor([score.dispersion])
+    return _bernoulli_terms(likelihood, gaussian, targets, score.link).log_p(T)[0]
 
 
 _NODES = 200  # about: of the quadrature for one logit
@@ -214,12 +281,6 @@ def _tempered(
     """Mean and covariance of f / T at every temperature."""
     beside = _beside(T, gaussian.mean)
     return gaussian.mean / beside, gaussian.cov / beside[..., None] ** 2
-
-
-def _in_parts(nll: Nll, floats: int) -> Nll:
-    """The same, some temperatures at a time, where all of them would take too much memory."""
-    at_once = max(1, _MOST_AT_ONCE // max(1, floats))
-    return lambda T: torch.cat([nll(part) for part in T.split(at_once)])
 
 
 def _best_on(log_T: Float[Tensor, " k"], nll: Nll, link: Link, freedom: Freedom, n_terms: int) -> Score:

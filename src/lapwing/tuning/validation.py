@@ -12,7 +12,9 @@ is something to gain; where there is not, error bars that know what they have no
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf, log10
 
 import torch
@@ -26,7 +28,7 @@ from lapwing.operators import DenseCurvature, LowRankCurvature
 from lapwing.posterior import Posterior, Readout
 from lapwing.predictive.link_rules import DEFAULT
 from lapwing.tuning.held_out import MOST_COMPARED, HeldOut, Shift, scaled, some_inputs
-from lapwing.tuning.scoring import Freedom, Score, final_scores, quick_scores
+from lapwing.tuning.scoring import Freedom, Score, final_scores, quick_scores, row_scores
 from lapwing.tuning.some_outputs import plain
 from lapwing.tuning.step import Step, noise_is_free, noise_of, step, with_noise
 
@@ -43,6 +45,8 @@ _COST_OF_LINK = 0.5
 _SCALE_STD = 2.0  # decades: the evidence is often wrong, but seldom by more than that
 _DECADES_OF_NO_SPREAD = 8.0
 _TIE = 1e-6  # nats per term
+_STANDARD_ERRORS = 1.0  # of a gain on held-out data, beyond which it is no luck
+_STD_OF_NOISE = 0.25  # of the log factor of a Gaussian's variances: as much as 32 data say of it
 _STD_OF_WARMER = 0.5  # of log T > 0 with a covariance, which is there to do the work of a temperature
 _STD_OF_COLDER = 0.2  # of log T < 0: labels that are all right say nothing of how right
 
@@ -80,7 +84,7 @@ def search_validation(
     precisions = [each.precision for each in ladder.values()]
     data = HeldOut.of(network, held_out, precisions, shifts, MOST_COMPARED, progress)
     candidates = _all_candidates(network, data, list(ladder), free)
-    best = _preferred(candidates, data.n_terms)
+    best = averaged(candidates, partial(_rows, data))
     if network.averages_functions:
         alone = _preferred(_alone(candidates), data.n_terms)
         taken = best if _no_worse(_built(network, best, shifts), alone, held_out) else alone
@@ -118,20 +122,27 @@ def _shifts(
         shifts.append(Shift({"newton": 1.0}, newton))
         shifts.append(Shift({"quarter step": 0.25, "half step": 0.5, "step": 1.0}, towards_mode))
     if posterior.expansion is not None and not keep_mean:
-        to_mode = (posterior.linear_mode() - posterior.linearised.theta).detach()[None]
-        shifts.append(Shift({"half": 0.5, "linear": 1.0}, to_mode))
+        mode = _resolved(posterior.linear_mode)
+        if mode is not None:
+            to_mode = (mode - posterior.linearised.theta).detach()[None]
+            shifts.append(Shift({"half": 0.5, "linear": 1.0}, to_mode))
     return ladder, shifts
+
+
+def _resolved(solved: Callable[[], Tensor]) -> Tensor | None:
+    """None under a prior so weak that P is lost in rounding."""
+    try:
+        return solved()
+    except NumericalError:
+        return None
 
 
 def _newton_steps(posterior: Posterior) -> tuple[Float[Tensor, " p"], Float[Tensor, " p"]] | None:
     """P⁻¹ g and P⁻¹ (g − P₀ (θ* − m₀)); None under a prior so weak that P is lost in rounding."""
     data, prior = posterior.data_gradient(), posterior.prior
     pull = prior.P0.diagonal * (posterior.linearised.theta - prior.mean)
-    try:
-        newton, towards_mode = posterior.precision.solve(torch.stack([data, data - pull])).detach()
-    except NumericalError:
-        return None
-    return newton, towards_mode
+    solved = _resolved(lambda: posterior.precision.solve(torch.stack([data, data - pull])).detach())
+    return None if solved is None else (solved[0], solved[1])
 
 
 def _all_candidates(posterior: Posterior, data: HeldOut, scales: list[float], free: bool) -> list[Candidate]:
@@ -160,6 +171,40 @@ def _all_candidates(posterior: Posterior, data: HeldOut, scales: list[float], fr
         )
     ]
     return [c for c in candidates if c.score.link in links]
+
+
+Rows = Callable[[Candidate], Float[Tensor, " n"]]
+
+
+def averaged(candidates: list[Candidate], rows: Rows) -> Candidate:
+    """The network's mean at the average log scale; or another mean that gains more than its noise on these rows.
+
+    The average is over the network's candidates, weighed by exp(−n · NLL − cost): the best of many scales on few data
+    is best by luck, and their average changes little where the data say little. `rows` gives the log probability of
+    every held-out term, so a gain Σ d has the standard error √n · std(d) of paired differences d.
+    """
+    kept = [c for c in candidates if c.mean == "network"]
+    n = len(rows(kept[0]))
+
+    def total(c: Candidate) -> float:
+        return n * c.score.nll + c.cost
+
+    at_scale = [min((c for c in kept if c.scale == s), key=total) for s in sorted({c.scale for c in kept})]
+    weights = torch.softmax(-torch.tensor([total(c) for c in at_scale], dtype=torch.float64), 0)
+    decades = torch.tensor([min(log10(c.scale), _DECADES_OF_NO_SPREAD) for c in at_scale], dtype=torch.float64)
+    taken = at_scale[int((decades - weights @ decades).abs().argmin())]
+    moved = [c for c in candidates if c.mean != "network"]
+    if not moved:
+        return taken
+    best = min(moved, key=total)
+    gain = rows(best) - rows(taken)
+    noise = _STANDARD_ERRORS * float(gain.std()) * n**0.5 if n > 1 else inf
+    return best if float(gain.sum()) > noise + _COST_OF_MEAN[best.mean] else taken
+
+
+def _rows(data: HeldOut, c: Candidate) -> Float[Tensor, " n"]:
+    gaussian = data.alone if c.scale == NO_SPREAD else data.gaussian(c.mean, c.scale_index)
+    return row_scores(data.likelihood, gaussian, data.targets, c.score)
 
 
 def _confirmed(
@@ -206,7 +251,7 @@ def _no_worse(chosen: Posterior, alone: Candidate, held_out: Batches) -> bool:
 
 
 def _freedom(scale: float, free_noise: bool) -> Freedom:
-    return Freedom(free_noise, _STD_OF_COLDER, _STD_OF_WARMER if scale < NO_SPREAD else inf)
+    return Freedom(_STD_OF_NOISE * free_noise, _STD_OF_COLDER, _STD_OF_WARMER if scale < NO_SPREAD else inf)
 
 
 def _preferred(candidates: list[Candidate], n_terms: int) -> Candidate:

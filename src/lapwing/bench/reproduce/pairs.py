@@ -134,7 +134,7 @@ def _mlp(norm: Callable[[int], nn.Module], parts: Parts) -> nn.Module:
     return mlp([parts.train.x.shape[1], 64, 64, parts.n_classes], nn.ReLU, norm)
 
 
-def _transformer(parts: Parts) -> nn.Module:
+def transformer(parts: Parts) -> nn.Module:
     return Encoder(parts.n_classes, 0.1)
 
 
@@ -158,7 +158,7 @@ def _table(name: str, norm: Callable[[int], nn.Module], words: str) -> Pair:
 
 def _texts(name: str, inside: str, outside: str) -> Pair:
     source = partial(texts, inside, outside)
-    return Pair(name, inside, outside, source, _transformer, "transformer", _WORDS, ("ag_news_test", "sst2"), 4)
+    return Pair(name, inside, outside, source, transformer, "transformer", _WORDS, ("ag_news_test", "sst2"), 4)
 
 
 PAIRS = (
