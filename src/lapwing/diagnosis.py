@@ -178,7 +178,7 @@ class Finding:
         return Finding("Jacobian rows", value, bool(rest) and not vectorised, "All are exact; only the speed differs.")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Diagnosis:
     """All findings; concerns first when printed."""
 
@@ -188,5 +188,5 @@ class Diagnosis:
     def concerns(self) -> tuple[Finding, ...]:
         return tuple(f for f in self.findings if f.concern)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return "\n".join(str(f) for f in sorted(self.findings, key=lambda f: not f.concern))

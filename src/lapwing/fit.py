@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +15,7 @@ from lapwing import curvature, ranks, registry
 from lapwing.agreement import agreed, refuse_sharded
 from lapwing.curvature import Estimate, Fisher, Structure
 from lapwing.data import Batches, ModelInput, as_batches
-from lapwing.errors import InputError, located
+from lapwing.errors import InputError, located, warn
 from lapwing.likelihoods import Gaussian, Likelihood, Sites
 from lapwing.linearise import Linearised
 from lapwing.network import unwrapped
@@ -85,7 +84,7 @@ def fit(
         refuse_factors_of_a_selection(chosen)
     with random_state_kept():
         batches = as_batches(data) if checkpoint is None else in_order(as_batches(data))
-        order = _Order(model, likelihood, batches, prior, kind, scale, budget, progress)
+        order = _Order(model, likelihood, batches, prior, kind, scale, budget, progress, _is_default(prior))
         if selector is not None:
             layout, prior = selector.selected(order.candidates(selector))
             order, layout_choice = replace(order, prior=prior), _fixed(layout)
@@ -109,6 +108,7 @@ class _Order:
     scale: torch.Tensor
     budget: int
     progress: bool | None
+    default_prior: bool  # nobody chose it
 
     def looked_at(self, layout_choice: LayoutChoice) -> _View:
         """Everything that can be refused is refused here, before the pass."""
@@ -207,7 +207,14 @@ class _View:
             why=taken.why,
             readout=Readout(newton=isinstance(structure, curvature.GP) and structure.mean == "newton"),
             source=self.order.batches,
+            untuned=self._untuned(structure),
         )
+
+    def _untuned(self, structure: Structure) -> bool:
+        """Whether the prior, and the noise if there is one, are what `fit` takes where nobody says otherwise."""
+        chosen_noise = isinstance(self.family, Gaussian) and not self.family.estimated
+        chosen = chosen_noise or isinstance(structure, curvature.GP) or not self.linearised.layout.p
+        return self.order.default_prior and not chosen
 
 
 @plain_tensors()
@@ -290,6 +297,10 @@ def _prepare(
     return linearised, family, first
 
 
+def _is_default(prior: Any) -> bool:
+    return isinstance(prior, float) and prior == 1.0
+
+
 def _fixed(layout: ParamLayout) -> LayoutChoice:
     return lambda model, x: layout
 
@@ -334,8 +345,7 @@ def _check_class_axis(likelihood: Likelihood, datum_shape: tuple[int, ...]) -> N
 def _warn_of_dropped(batches: Batches, seen: int) -> None:
     dropped = 0 if ranks.many() else dropped_by_loader(batches, seen)  # how many of them were ours is not known
     if dropped:
-        warnings.warn(
+        warn(
             f"The loader has drop_last=True and left out {dropped} data; the posterior counts the {seen} it saw. "
             "Use drop_last=False for fitting.",
-            stacklevel=4,  # the caller of fit: this function, fit and its decorator stand between
         )

@@ -86,7 +86,7 @@ def training_check(posterior: Posterior, x: ModelInput, y: Any, most: int = _MOS
         some, targets = x.rows(slice(0, n)), tuple(v[:n] for v in y) if isinstance(y, tuple) else y[:n]
         f = posterior.sites.split(posterior.linearised.outputs(some).double())
         network = _at_network_noise(posterior).log_prob(f, encoded[:n])
-        return -float(posterior.predict(some).log_prob(targets).mean()), -float(network.mean()), n
+        return -float(posterior.predicted(some).log_prob(targets).mean()), -float(network.mean()), n
 
 
 def _at_network_noise(posterior: Posterior) -> Likelihood:

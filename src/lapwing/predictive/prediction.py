@@ -44,7 +44,7 @@ class Prediction(ABC):
         return self
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RegressionPrediction(Prediction):
     """Real or count targets. All tensors have the targets' shape."""
 
@@ -84,8 +84,18 @@ class RegressionPrediction(Prediction):
     def log_prob(self, y: Any) -> Tensor:
         return self.log_density(y)
 
+    def __repr__(self) -> str:
+        """The number of targets, and what is typical of them."""
+        if not self.mean.numel():
+            return f"RegressionPrediction: mean and std {tuple(self.mean.shape)}"
+        share = (self.epistemic / self.variance).detach().mean()
+        return (
+            f"RegressionPrediction: mean and std {tuple(self.mean.shape)}; std {_span(self.std)}, "
+            f"{float(share):.0%} of the variance epistemic"
+        )
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class ClassPrediction(Prediction):
     """Class probabilities. `probs` has the model's output shape; uncertainties have one value per label.
 
@@ -141,8 +151,15 @@ class ClassPrediction(Prediction):
     def log_prob(self, y: Any) -> Tensor:
         return self.log_density(y)
 
+    def __repr__(self) -> str:
+        """The number of labels, and how sure they are on average."""
+        return (
+            f"ClassPrediction: probs {tuple(self.probs.shape)}; entropy {float(self.entropy.detach().mean()):.3g} nats "
+            f"on average, {float(self.epistemic.detach().mean()):.3g} of it epistemic"
+        )
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class DensityPrediction(Prediction):
     """A likelihood known only by its log density: targets can be scored; `mean` exists if the likelihood has one."""
 
@@ -155,3 +172,11 @@ class DensityPrediction(Prediction):
 
     def log_prob(self, y: Any) -> Tensor:
         return self.log_density(y)
+
+    def __repr__(self) -> str:
+        mean = "no mean" if self.mean is None else f"mean {tuple(self.mean.shape)}"
+        return f"DensityPrediction: {mean}; log_prob(y) scores targets"
+
+
+def _span(values: Tensor) -> str:
+    return f"{float(values.detach().min()):.3g} to {float(values.detach().max()):.3g}"
