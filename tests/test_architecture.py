@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "lapwing"
 ORDER = [
     {"errors", "_types", "progress", "sandbox"},
     {"ranks"},
-    {"linalg"},
+    {"linalg", "foreign"},
     {"operators"},
     {"params"},
     {"data", "likelihoods"},
