@@ -26,7 +26,7 @@ ORDER = [
     {"jacobian"},
     {"layers"},
     {"linearise"},
-    {"probe", "agreement"},
+    {"probe", "agreement", "mistakes"},
     {"normalised"},
     {"products"},
     {"curvature"},

@@ -18,9 +18,10 @@ from lapwing.data import Batches, ModelInput, as_batches
 from lapwing.errors import InputError, located, warn
 from lapwing.likelihoods import Gaussian, Likelihood, Sites
 from lapwing.linearise import Linearised
+from lapwing.mistakes import warn_of_mistakes
 from lapwing.network import unwrapped
 from lapwing.observations import dropped_by_loader, encode_batch, observed
-from lapwing.params import ParamLayout
+from lapwing.params import ParamLayout, tied
 from lapwing.planning import (
     Choice,
     Kind,
@@ -90,6 +91,7 @@ def fit(
             order, layout_choice = replace(order, prior=prior), _fixed(layout)
         view = order.looked_at(layout_choice)
         view = replace(view, linearised=agreed(view.linearised, wrapped is not model))
+        warn_of_mistakes(view.linearised, view.family, view.sites, view.x, view.y)
         view, taken = view.with_fisher_for(view.room_for(chosen))
         estimate = view.estimate(taken, seeded(generator), _Keeping(checkpoint, every))
     _warn_of_dropped(batches, estimate.statistics.n)
@@ -112,9 +114,9 @@ class _Order:
 
     def looked_at(self, layout_choice: LayoutChoice) -> _View:
         """Everything that can be refused is refused here, before the pass."""
-        linearised, family, (x, _) = _prepare(self.model, layout_choice, self.likelihood, self.batches.first_of_all())
+        linearised, family, (x, y) = _prepare(self.model, layout_choice, self.likelihood, self.batches.first_of_all())
         prior = registry.prior(self.prior, linearised.layout).on(linearised.network.device)
-        return _View(self, linearised, family, prior, x)
+        return _View(self, linearised, family, prior, x, y)
 
     def candidates(self, selector: Selector) -> Candidates:
         """The weights a subnetwork is chosen from; what cannot be chosen is refused before any pass."""
@@ -145,6 +147,7 @@ class _View:
     family: Likelihood
     prior: GaussianPrior
     x: ModelInput
+    y: torch.Tensor
 
     @property
     def sites(self) -> Sites:
@@ -258,7 +261,7 @@ def plan(
                 n_data=len(batches) * rehearsal.x.n or None,
                 n_inputs=n_inputs or rehearsal.x.n,
                 forward_macs=macs,
-                through_body=rehearsal.survey.layout != last,
+                through_body=rehearsal.survey.layout != last or tied(model, last),
             )
             for words, rehearsal in asked
         ]

@@ -228,14 +228,29 @@ def weights_of(layout: ParamLayout) -> ParamLayout:
 
 
 def of_module(model: nn.Module, path: str) -> ParamLayout:
-    """The trainable parameters that one module holds itself."""
+    """The trainable parameters that one module holds itself; a tensor tied to another module's is among them.
+
+    A tied tensor is one tensor: outputs depend on it through every module that holds it.
+    """
     layout = trainable(model)
-    if path not in layout.modules:
+    first = {id(tensor): name for name, tensor in model.named_parameters()}
+    held = (id(tensor) for tensor in model.get_submodule(path).parameters(recurse=False))
+    own = {*layout.modules.get(path, ()), *(first[tensor] for tensor in held)} & set(layout.names)
+    if not own:
         raise InputError(
             f"The last layer, '{path or type(model).__name__}', has no trainable parameter (all are frozen). "
             'Unfreeze it, or name the parameters you want: params=["<name>.*"].'
         )
-    return layout.restricted(layout.modules[path])
+    return layout.restricted(own)
+
+
+def tied(model: nn.Module, layout: ParamLayout) -> bool:
+    """Whether one of these tensors is held by several modules."""
+    owners: dict[int, set[str]] = {}
+    for name, tensor in model.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(tensor), set()).add(owner(name))
+    chosen = (tensor for name, tensor in model.named_parameters() if name in layout)
+    return any(len(owners[id(tensor)]) > 1 for tensor in chosen)
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -16,7 +16,7 @@ from functools import reduce
 from math import isfinite
 from pathlib import Path
 from time import monotonic
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -35,6 +35,9 @@ from lapwing.storage.binding import described
 from lapwing.storage.codec import Decoder, Encoder
 from lapwing.storage.progress_table import PROGRESS_TABLE
 from lapwing.storage.strict_json import strictly_parsed
+
+if TYPE_CHECKING:
+    from typing import Self  # Python 3.11; annotations are not evaluated
 
 _FIT, _TUNING = "progress.lapwing", "tuning.lapwing"
 Binding = dict[str, str]
