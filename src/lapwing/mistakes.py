@@ -39,7 +39,8 @@ def _warn_of_probabilities(linearised: Linearised, family: Likelihood, sites: Si
     )
     warn(
         f"The model's outputs look like probabilities: {what}. Lapwing expects logits and applies the {inverse} "
-        f"itself; a second one makes predictions and error bars wrong. Remove the last {inverse}{_squashing(linearised)}."
+        "itself; a second one makes predictions and error bars wrong. "
+        f"Remove the last {inverse}{_squashing(linearised)}."
     )
 
 

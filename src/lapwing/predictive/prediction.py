@@ -13,6 +13,7 @@ from torch.distributions import Bernoulli, Categorical, Distribution
 
 from lapwing._types import Tensor
 from lapwing.errors import InputError, NumericalError
+from lapwing.sandbox import plain_tensors
 
 
 class Split(NamedTuple):
@@ -81,6 +82,7 @@ class RegressionPrediction(Prediction):
             raise InputError(f"interval: the level is a probability between 0 and 1, got {level}.")
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
+    @plain_tensors()
     def log_prob(self, y: Any) -> Tensor:
         return self.log_density(y)
 
@@ -148,6 +150,7 @@ class ClassPrediction(Prediction):
             return Bernoulli(probs=self.log_probs[..., 1].exp(), validate_args=False)
         return Categorical(logits=self.log_probs, validate_args=False)
 
+    @plain_tensors()
     def log_prob(self, y: Any) -> Tensor:
         return self.log_density(y)
 
@@ -170,6 +173,7 @@ class DensityPrediction(Prediction):
     def distribution(self) -> Distribution:  # type: ignore[override]
         raise InputError("A custom likelihood has no torch.distributions object; use `log_prob(y)` to score targets.")
 
+    @plain_tensors()
     def log_prob(self, y: Any) -> Tensor:
         return self.log_density(y)
 
