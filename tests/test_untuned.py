@@ -56,6 +56,7 @@ QUIET: dict[str, Callable[[nn.Module], lw.Posterior]] = {
     "tuned on held-out data": lambda m: lw.tune(classifier(m), by="validation", validation=(X, LABELS)),
     "with a prior": lambda m: classifier(m).with_prior(1.0),
     "fitted with a precision": lambda m: classifier(m, prior=2.0),
+    "fitted with the default, as a choice": lambda m: classifier(m, prior=1.0),
     "fitted with a prior": lambda m: classifier(m, prior=lw.prior(m)),
     "a Gaussian process": lambda m: classifier(m, structure="gp"),
     "refined after tuning": lambda m: lw.refine(lw.tune(classifier(m))),

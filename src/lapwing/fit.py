@@ -46,6 +46,13 @@ from lapwing.storage import Checkpoint, binding, in_order
 from lapwing.subnetwork import Candidates, Selector
 
 
+class _Placeholder(float):
+    """A number that stands where nobody chose one; one that is given is a plain float."""
+
+
+_NOBODYS_CHOICE = _Placeholder(1.0)
+
+
 @ranks.together("lw.fit")
 @plain_tensors()
 def fit(
@@ -55,7 +62,7 @@ def fit(
     *,
     structure: Any = "auto",
     params: Any = "all",
-    prior: Any = 1.0,
+    prior: Any = _NOBODYS_CHOICE,
     fisher: Any = "auto",
     likelihood_scale: Any = 1.0,
     memory: str | float | None = None,
@@ -85,7 +92,9 @@ def fit(
         refuse_factors_of_a_selection(chosen)
     with random_state_kept():
         batches = as_batches(data) if checkpoint is None else in_order(as_batches(data))
-        order = _Order(model, likelihood, batches, prior, kind, scale, budget, progress, _is_default(prior))
+        order = _Order(
+            model, likelihood, batches, prior, kind, scale, budget, progress, isinstance(prior, _Placeholder)
+        )
         if selector is not None:
             layout, prior = selector.selected(order.candidates(selector))
             order, layout_choice = replace(order, prior=prior), _fixed(layout)
@@ -298,10 +307,6 @@ def _prepare(
     with located("batch 0"):
         first = encode_batch(x, y, family, Sites(linearised.datum_shape, family.class_axis))
     return linearised, family, first
-
-
-def _is_default(prior: Any) -> bool:
-    return isinstance(prior, float) and prior == 1.0
 
 
 def _fixed(layout: ParamLayout) -> LayoutChoice:

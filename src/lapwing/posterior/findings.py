@@ -61,8 +61,8 @@ def _gradient_findings(posterior: Posterior) -> Iterator[Finding]:
     prior, theta = posterior.prior, posterior.linearised.theta
     from_data, delta = posterior.data_gradient(), prior.P0.diagonal.detach()
     pull = delta * (theta - prior.mean)
-    norms = (float(v.norm()) for v in (from_data - pull, from_data, pull))
-    yield Finding.of_gradient(*norms, _remedy(posterior))
+    total, data, own = (float(v.norm()) for v in (from_data - pull, from_data, pull))
+    yield Finding.of_gradient(total, data, own, _remedy(posterior))
     if not prior.mean.ndim and not bool(prior.mean):
         norm = float(theta @ theta) or 1.0
         yield Finding.of_weight_decay(float(theta @ from_data) / norm, float((delta * theta**2).sum()) / norm)
