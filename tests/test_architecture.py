@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "lapwing"
 ORDER = [
     {"errors", "_types", "progress", "sandbox"},
     {"ranks"},
-    {"linalg"},
+    {"linalg", "foreign"},
     {"operators"},
     {"params"},
     {"data", "likelihoods"},
@@ -26,7 +26,7 @@ ORDER = [
     {"jacobian"},
     {"layers"},
     {"linearise"},
-    {"probe", "agreement"},
+    {"probe", "agreement", "mistakes"},
     {"normalised"},
     {"products"},
     {"curvature"},

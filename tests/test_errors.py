@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 import lapwing as lw
+from lapwing import registry
 from untouched import stir, untouched
 
 N = 6
@@ -118,6 +119,38 @@ def double(x: Tensor) -> Tensor:
     return 2 * x
 
 
+def quantised() -> nn.Module:
+    return torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 3)), {nn.Linear})
+
+
+def quantised_in_the_middle() -> nn.Module:
+    body = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(2, 4)), {nn.Linear})
+    return nn.Sequential(nn.Linear(2, 2), body, nn.Linear(4, 3))
+
+
+class Integers(nn.Module):
+    """As bitsandbytes keeps weights: integers that are parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 2, dtype=torch.int8), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.to(x).T
+
+
+def adapted() -> nn.Module:
+    """As PEFT loads adapters: nothing is trainable."""
+    model = nn.Module()
+    model.lora_A, model.base = nn.Linear(2, 2), nn.Linear(2, 3)
+    return model.requires_grad_(False)
+
+
+def of(package: str, name: str, **members: Any) -> Any:
+    """An object of another package's class, known by its name."""
+    return type(name, (), {"__module__": package, **members})()
+
+
 OTHER, BODY_FROZEN = nn.Bilinear(2, 2, 3), body_frozen()
 WIDER = nn.Sequential(nn.Linear(2, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Tanh(), nn.Linear(5, 3))
 
@@ -211,6 +244,18 @@ MODELS = [
     Row("text as model", three, lambda _: lw.fit("net", (X, LABELS), "classification"), TYPE, ("model", "nn.Module", "str")),
     Row("function as model", three, lambda _: lw.fit(double, (X, LABELS), "classification"), TYPE, ("nn.Module", "function", "Wrap")),
     Row("class as model", three, lambda _: lw.fit(nn.Linear, (X, LABELS), "classification"), TYPE, ("class Linear", "instance")),
+    Row("path as model", three, lambda _: lw.fit("net.pt", (X, LABELS), "classification"), TYPE, ("str", "path", "load_state_dict(torch.load(path))")),
+    Row("state_dict as model", three, lambda m: lw.fit(m.state_dict(), (X, LABELS), "classification"), TYPE, ("state_dict", "model.load_state_dict")),
+    Row("several models", three, lambda m: lw.fit([m, m], (X, LABELS), "classification"), TYPE, ("list of 2 modules", "one of them")),
+    Row("Trainer as model", three, lambda _: lw.fit(of("transformers.trainer", "Trainer"), (X, LABELS), "classification"), TYPE, ("Hugging Face Trainer", "trainer.model")),
+    Row("skorch net as model", three, lambda _: lw.fit(of("skorch.net", "NeuralNet"), (X, LABELS), "classification"), TYPE, ("skorch", "net.module_")),
+    Row("subclass of a skorch net", three, lambda _: lw.plan(type("Mine", (type(of("skorch.net", "NeuralNet")),), {})(), (X, LABELS), "classification"), TYPE, ("plan", "net.module_")),
+    Row("estimator as model", three, lambda _: lw.fit(of("sklearn.base", "BaseEstimator"), (X, LABELS), "classification"), TYPE, ("scikit-learn", "PyTorch")),
+    Row("Lightning trainer as model", three, lambda _: lw.load("net", of("lightning.pytorch.trainer.trainer", "Trainer")), TYPE, ("load", "LightningModule")),
+    Row("frozen adapters", adapted, fit(), VALUE, ("Nothing to infer", "is_trainable=True", "PeftModel")),
+    Row("quantised", quantised, fit(), VALUE, ("quantised", "'0' (torch.ao.nn.quantized.dynamic.Linear)", "floating point")),
+    Row("quantised after the layer asked for", quantised_in_the_middle, fit(params=["0.*"]), VALUE, ("quantised", "'1.0'", 'params=["head"]')),
+    Row("weights in integers", Integers, fit(), VALUE, ("quantised", "Integers", "integers")),
     Row("all frozen", frozen, fit(), VALUE, ("Nothing to infer", "6 parameter tensors", "requires_grad")),
     Row("no parameters", nn.ReLU, fit(), VALUE, ("Nothing to infer", "0 parameter tensors")),
     Row("NaN weight", with_nan_weight, fit(), VALUE, ("'4.weight'", "NaN")),
@@ -248,6 +293,12 @@ DATA = [
     Row("one iterator handed out twice", three, lambda m: lw.fit(m, SameIterator(), "classification"), TYPE, ("one-shot", "SameIterator")),
     Row("inputs without targets", three, fit(X), TYPE, ("(X, Y)", "Tensor")),
     Row("no data", three, fit(None), TYPE, ("DataLoader", "NoneType")),
+    Row("path as data", three, fit("train.csv"), TYPE, ("data", "str", "path", "Load")),
+    Row("model as data", three, lambda m: lw.fit(m, m, "classification"), TYPE, ("data", "module Sequential", "first")),
+    Row("Trainer as data", three, fit(of("transformers.trainer", "Trainer")), TYPE, ("data", "trainer.get_train_dataloader()")),
+    Row("LightningDataModule as data", three, lambda m: lw.tune(classifier(m), of("lightning.pytorch.core.datamodule", "LightningDataModule")), TYPE, ("data", "datamodule.train_dataloader()")),
+    Row("data frame as data", three, fit(of("pandas.core.frame", "DataFrame")), TYPE, ("DataFrame", "to_numpy()")),
+    Row("dictionary of splits as data", three, fit(of("datasets.dataset_dict", "DatasetDict")), TYPE, ("DatasetDict", 'splits["train"]')),
     Row("three in a batch", three, fit([(X, X, LABELS)]), TYPE, ("batch 0", "tuple of 3", "((x1, x2), y)")),
     Row("three arrays", three, fit((X, X, LABELS)), TYPE, ("3", "((X1, X2), Y)")),
     Row("a batch that is a tensor", three, fit([X, X, X]), TYPE, ("batch 0", "pair (x, y)", "Tensor")),
@@ -326,7 +377,7 @@ WORDS = [
     Row("structure class", three, fit(structure=lw.Full), TYPE, ("structure", "Full()")),
     Row("structure of another kind", three, fit(structure=None), TYPE, ("structure", "NoneType", '"diag"')),
     Row("unknown fisher", three, fit(fisher="empiric"), VALUE, ("fisher", 'Did you mean "empirical"')),
-    Row("unknown params", three, fit(params="last-layer"), VALUE, ("params", 'Did you mean "last_layer"')),
+    Row("unknown params", three, fit(params="last_layr"), VALUE, ("params", 'Did you mean "last_layer"')),
     Row("params that match nothing", three, fit(params=["head.*"]), VALUE, ("'head.*'", "0.weight")),
     Row("misspelt parameter", three, fit(params=["4.weigth"]), VALUE, ("'4.weigth'", "4.weight")),
     Row("params that match only frozen ones", body_frozen, fit(params=["0.*"]), VALUE, ("'0.*'", "frozen", "0.weight")),
@@ -559,6 +610,48 @@ def test_bad_input_is_refused_in_words_and_changes_nothing(row: Row) -> None:
     message = str(caught.value)
     assert type(caught.value) is row.error or row.error is AttributeError
     assert [word for word in row.words if word not in message] == [], message
+
+
+OTHER_NAMES = [
+    ("structure", "kfac", "kron"), ("structure", "K-FAC", "kron"), ("structure", "kronecker", "kron"), ("structure", "diagonal", "diag"),
+    ("structure", "low_rank", "lowrank"), ("structure", "low-rank", "lowrank"), ("structure", "matrix_free", "matrixfree"), ("structure", "block_diagonal", "block"),
+    ("structure", "dense", "full"), ("structure", "Full", "full"), ("structure", "gaussian process", "gp"), ("fisher", "ggn", "exact"), ("fisher", "sampled", "mc"),
+    ("likelihood", "multiclass", "classification"), ("likelihood", "classifier", "classification"), ("likelihood", "categorical", "classification"),
+    ("likelihood", "multi-label", "multilabel"), ("likelihood", "poisson", "count"), ("likelihood", "gaussian", "regression"),
+    ("params", "last-layer", "last_layer"), ("params", "ALL", "all"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("argument", "other", "word"), OTHER_NAMES, ids=lambda word: word)
+def test_other_names_of_the_same_thing_are_accepted(argument: str, other: str, word: str) -> None:
+    assert registry.canonical(argument, other) == word
+    targets = {"regression": real(N, 3), "count": COUNTS[:, None].repeat(1, 3), "multilabel": torch.eye(3)[LABELS]}
+    options: dict[str, Any] = {"likelihood": "classification"}
+    data = (X, targets.get(word, LABELS))
+    a, b = (
+        lw.fit(three(), data, **{**options, argument: said, "generator": torch.Generator()}) for said in (other, word)
+    )
+    assert (type(a.structure), type(a.fisher), type(a.likelihood)) == (
+        type(b.structure),
+        type(b.fisher),
+        type(b.likelihood),
+    )
+    assert a.layout == b.layout and torch.equal(a.predict(X).log_prob(data[1]), b.predict(X).log_prob(data[1]))
+
+
+def test_a_binary_synonym_is_binary() -> None:
+    assert isinstance(lw.fit(one(), (X, ZERO_ONE), "bernoulli").likelihood, lw.Bernoulli)
+
+
+def test_layers_behind_a_quantised_one_can_be_inferred() -> None:
+    model = quantised_in_the_middle()
+    assert lw.fit(model, (X, LABELS), "classification", params="last_layer").layout.p == 15
+    assert lw.fit(model.requires_grad_(True), (X, LABELS), "classification", params=["2.*"]).layout.p == 15
+
+
+def test_a_lightning_module_is_a_module() -> None:
+    kind = type("LightningModule", (Computing,), {"__module__": "lightning.pytorch.core.module"})
+    assert classifier(kind(lambda f: f)).layout.p == 9
 
 
 def test_the_table_is_long_enough_and_names_each_row_once() -> None:

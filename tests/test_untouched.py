@@ -355,6 +355,55 @@ def test_grad_modes_do_not_matter(model: nn.Module, mode: Callable[[], Any]) -> 
         assert_close(a.clone(), b, rtol=1e-12)
 
 
+@pytest.mark.parametrize("structure", ["full", "kron", "diag", "lowrank", "gp"])
+def test_autocast_changes_no_bit(structure: str) -> None:
+    """Nor does it reach what is computed outside the network: products of float32 Jacobians."""
+    torch.manual_seed(0)
+    model, x, y = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)), torch.randn(20, 3), torch.arange(20) % 2
+
+    def answers() -> list[Tensor]:
+        posterior = lw.fit(model, (x, y), "classification", structure=structure)
+        tuned = lw.tune(posterior, groups="layer")
+        samples = [tuned.sample(3), tuned.functions(3)(x), tuned.predict(x, predictive="bnn", n_samples=5).probs]
+        gaussians = [posterior.outputs(x).cov, posterior.outputs(x).var, posterior.joint_outputs(x[:4]).cov]
+        sums = [tuned.log_evidence(), tuned.marginal_variance(), tuned.effective_dimension()]
+        return [tuned.predict(x).probs, lw.refine(posterior).predict(x).probs, *samples, *gaussians, *sums]
+
+    expected = answers()
+    with untouched(model), torch.autocast("cpu", torch.bfloat16):
+        found = answers()
+        assert (x @ x.T).dtype == torch.bfloat16  # it was on all the time
+    for k, (a, b) in enumerate(zip(found, expected, strict=True)):
+        assert torch.equal(a, b), k
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("device", ["cpu", "cuda", "mps", "xpu", "hpu", "mtia", "xla", "ipu", "maia", "privateuseone"])
+def test_autocast_is_off_inside_for_every_kind_of_device(device: str) -> None:
+    """Without the device: what counts is the state that its kernels would read."""
+    seen: list[bool] = []
+
+    class Looking(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(torch.is_autocast_enabled(device))
+            return super().forward(x)
+
+    def log_prob(f: Tensor, y: Tensor) -> Tensor:
+        seen.append(torch.is_autocast_enabled(device))
+        return -(f - y).square().sum()
+
+    model, x = Looking(3, 1), torch.randn(6, 3)
+    torch.set_autocast_enabled(device, True)
+    try:
+        posterior = lw.fit(model, (x, torch.randn(6, 1)), lw.CustomLikelihood(log_prob), prior=2.0)
+        posterior.predict(x).log_prob(torch.zeros(6, 1))
+        posterior.outputs(x).cov  # noqa: B018
+        assert torch.is_autocast_enabled(device)
+    finally:
+        torch.set_autocast_enabled(device, False)
+    assert len(seen) > 2 and not any(seen)
+
+
 def test_a_buffer_may_be_made_on_first_use() -> None:
     class Masked(nn.Module):
         def __init__(self) -> None:

@@ -24,6 +24,7 @@ from lapwing.errors import (
     InputError,
     InputTypeError,
     LapwingError,
+    LapwingWarning,
     ModelError,
     NumericalError,
     RankError,
@@ -83,6 +84,7 @@ __all__ = [
     "Kron",
     "Labels",
     "LapwingError",
+    "LapwingWarning",
     "Likelihood",
     "LowRank",
     "Magnitude",
@@ -121,3 +123,8 @@ __all__ = [
     "save",
     "tune",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names only; sub-modules can be imported all the same."""
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
 from typing import Any
 
-from lapwing.errors import InputError, InputTypeError
+from lapwing.errors import InputError, InputTypeError, warn
 from lapwing.posterior import Posterior
 from lapwing.sandbox import plain_tensors
 
@@ -27,7 +26,7 @@ class Rank:
     evidence_at: str  # "linear mode" or "trained weights"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Ranks, best first; print it for a table."""
 
@@ -38,7 +37,7 @@ class Comparison:
     def best(self) -> Rank:
         return self.ranks[0]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         head = ("model", "log evidence", "behind", "probability", "parameters", "effective", "structure", "evidence at")
         body = [
             (
@@ -68,7 +67,7 @@ def compare(posteriors: Sequence[Posterior] | Mapping[str, Posterior]) -> Compar
     named = _named(posteriors)
     caveats = tuple(_caveats(list(named.values())))
     for caveat in caveats:
-        warnings.warn(caveat, stacklevel=3)
+        warn(caveat)
     scores = {name: float(p.log_evidence().detach()) for name, p in named.items()}
     top = max(scores.values())
     total = sum(exp(score - top) for score in scores.values())

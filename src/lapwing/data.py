@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
-from lapwing import ranks
+from lapwing import foreign, ranks
 from lapwing.errors import InputError, InputTypeError, ShapeError
 from lapwing.linalg import all_finite
 
@@ -156,6 +156,7 @@ def _without_padding(source: Any) -> int | None:
 
 def as_batches(data: Any, where: str = "data") -> Batches:
     """A DataLoader, Dataset, (X, Y) of tensors or arrays, or any re-iterable of batches."""
+    foreign.refuse_data(data, where)
     if isinstance(data, Batches):
         return data
     if isinstance(data, DataLoader):

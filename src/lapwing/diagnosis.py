@@ -13,6 +13,9 @@ TRUST_MARGIN = 0.03  # nats per datum
 PRECISION_BOUNDS = (1e-10, 1e12)  # of a prior precision, relative to the mean curvature in its group
 
 
+_CLOSE = "The weights are close to a mode."
+
+
 @dataclass(frozen=True)
 class Finding:
     """One measurement, whether it is a concern, and what to do."""
@@ -26,15 +29,19 @@ class Finding:
         return f"{'!' if self.concern else ' '} {self.name}: {self.value}. {self.advice}".rstrip()
 
     @staticmethod
-    def of_gradient(total: float, data: float, prior: float) -> Finding:
-        """The posterior is centred on θ*, which should be a mode: ∇ log p(D, θ) = 0."""
-        concern = total > 0.1 * (data + prior + 1e-300)
-        advice = (
-            "The weights are not at a mode of this prior and likelihood: the evidence at them is only indicative. "
-            "Train longer, with weight decay equal to the prior precision over N."
-            if concern
-            else "The weights are close to a mode."
-        )
+    def of_placeholders() -> Finding:
+        advice = "The size of the error bars depends on it: lw.tune(posterior, train_loader)."
+        return Finding("hyperparameters", "those that lw.fit starts from; nobody has chosen them", True, advice)
+
+    @staticmethod
+    def of_gradient(total: float, data: float, prior: float, remedy: str) -> Finding:
+        """The posterior is centred on θ*, which should be a mode: ∇ log p(D, θ) = 0.
+
+        Without a remedy it was taken already.
+        """
+        far = total > 0.1 * (data + prior + 1e-300)
+        concern = far and bool(remedy)
+        advice = f"The weights are not at a mode of this prior and likelihood. {remedy}" if far else _CLOSE
         return Finding(
             "gradient norm at the weights", f"{total:.3g} (data {data:.3g}, prior {prior:.3g})", concern, advice
         )
@@ -53,9 +60,11 @@ class Finding:
         return Finding("weight decay implied by the weights", words, concern, advice)
 
     @staticmethod
-    def of_linear_mode(distance: float, norm: float, relative_gradient: float | None, converged: bool) -> Finding:
+    def of_linear_mode(
+        distance: float, norm: float, relative_gradient: float | None, converged: bool, validated: bool
+    ) -> Finding:
         how = "in closed form" if relative_gradient is None else f"relative gradient {relative_gradient:.1g}"
-        far = distance > 0.3 * norm
+        far = distance > 0.3 * norm and not validated
         advice = "The trained weights are far from it: the linear model's mean may be the better, or much the worse. "
         advice = advice + "Let held-out data choose: validation=..." if far else ""
         if not converged:
@@ -82,8 +91,11 @@ class Finding:
         return Finding("refinement", value, not report.converged, advice)
 
     @staticmethod
-    def of_average(in_expectation: bool) -> Iterator[Finding]:
-        if in_expectation:
+    def of_average(in_expectation: bool, validated: bool) -> Iterator[Finding]:
+        if in_expectation and validated:
+            advice = "Held-out data chose the scale."
+            yield Finding("curvature", "averaged over the outputs that the posterior holds possible", False, advice)
+        elif in_expectation:
             advice = (
                 "At the network's own outputs it nearly vanishes, and the evidence with it is not to be trusted. The "
                 "average is better, but training data cannot tell whether the network is as sure as it should be; "
@@ -108,10 +120,14 @@ class Finding:
             yield Finding("prior groups", listed, False, advice)
 
     @staticmethod
-    def of_training_check(predictive: float, network: float, n: int) -> Finding:
+    def of_training_check(predictive: float, network: float, n: int, validated: bool) -> Finding:
         """Predictions of data the posterior has seen should not be much worse than the network's."""
-        concern = predictive - network > TRUST_MARGIN
+        worse = predictive - network > TRUST_MARGIN
         value = f"NLL of {n} training data {predictive:.3g}, the network's {network:.3g}"
+        if worse and validated:
+            advice = "Held-out data chose the scale: by them the network is surer of its training data than of others."
+            return Finding("predictions of training data", value, False, advice)
+        concern = worse
         advice = (
             "The evidence is not to be trusted here: with its prior even data that were seen are predicted much worse "
             "than by the network alone. Confident classifiers and noise far below the network's own residuals do this. "
@@ -131,10 +147,14 @@ class Finding:
     def of_groups(
         names: tuple[str, ...], precisions: Float[Tensor, " g"], low: Float[Tensor, " g"], high: Float[Tensor, " g"]
     ) -> Iterator[Finding]:
+        advice = (
+            "Check the group, or use fewer groups."
+            if len(names) > 1
+            else "Give a precision of your own: posterior.with_prior(...)."
+        )
         for name, value, least, most in zip(names, precisions.tolist(), low.tolist(), high.tolist(), strict=True):
             if value <= least * 1.01 or value >= most / 1.01:
                 side = "upper bound: the data switch it off" if value > least * 2 else "lower bound: no prior is left"
-                advice = "Check the group, or use fewer groups."
                 yield Finding(f"prior group '{name}'", f"{value:.3g}, at the {side}", True, advice)
 
     @staticmethod
@@ -187,7 +207,7 @@ class Finding:
         return Finding("Jacobian rows", value, bool(rest) and not vectorised, "All are exact; only the speed differs.")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Diagnosis:
     """All findings; concerns first when printed."""
 
@@ -197,5 +217,5 @@ class Diagnosis:
     def concerns(self) -> tuple[Finding, ...]:
         return tuple(f for f in self.findings if f.concern)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return "\n".join(str(f) for f in sorted(self.findings, key=lambda f: not f.concern))

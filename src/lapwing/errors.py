@@ -5,8 +5,11 @@ A message says what was expected, what came, where, and what to do about it.
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 
 class LapwingError(Exception):
@@ -43,6 +46,22 @@ class RankError(LapwingError, RuntimeError):
 
 class StorageError(LapwingError, ValueError):
     """A file or directory is not what was expected of it: damaged, of another model, not writable."""
+
+
+class LapwingWarning(UserWarning):
+    """A result stands, but may not be what was wanted."""
+
+
+def warn(message: str) -> None:
+    """A LapwingWarning at the user's line that called into Lapwing."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 2
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USERS:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, LapwingWarning, stacklevel=level)
+
+
+_NOT_THE_USERS = {"lapwing", "contextlib"}  # contextlib: functions decorated with a context manager
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,12 +15,13 @@ from lapwing import curvature, ranks, registry
 from lapwing.agreement import agreed, refuse_sharded
 from lapwing.curvature import Estimate, Fisher, Structure
 from lapwing.data import Batches, ModelInput, as_batches
-from lapwing.errors import InputError, located
+from lapwing.errors import InputError, located, warn
 from lapwing.likelihoods import Gaussian, Likelihood, Sites
 from lapwing.linearise import Linearised
+from lapwing.mistakes import warn_of_mistakes
 from lapwing.network import unwrapped
 from lapwing.observations import dropped_by_loader, encode_batch, observed
-from lapwing.params import ParamLayout
+from lapwing.params import ParamLayout, tied
 from lapwing.planning import (
     Choice,
     Kind,
@@ -46,6 +46,13 @@ from lapwing.storage import Checkpoint, binding, in_order
 from lapwing.subnetwork import Candidates, Selector
 
 
+class _Placeholder(float):
+    """A number that stands where nobody chose one; one that is given is a plain float."""
+
+
+_NOBODYS_CHOICE = _Placeholder(1.0)
+
+
 @ranks.together("lw.fit")
 @plain_tensors()
 def fit(
@@ -55,7 +62,7 @@ def fit(
     *,
     structure: Any = "auto",
     params: Any = "all",
-    prior: Any = 1.0,
+    prior: Any = _NOBODYS_CHOICE,
     fisher: Any = "auto",
     likelihood_scale: Any = 1.0,
     memory: str | float | None = None,
@@ -85,12 +92,15 @@ def fit(
         refuse_factors_of_a_selection(chosen)
     with random_state_kept():
         batches = as_batches(data) if checkpoint is None else in_order(as_batches(data))
-        order = _Order(model, likelihood, batches, prior, kind, scale, budget, progress)
+        order = _Order(
+            model, likelihood, batches, prior, kind, scale, budget, progress, isinstance(prior, _Placeholder)
+        )
         if selector is not None:
             layout, prior = selector.selected(order.candidates(selector))
             order, layout_choice = replace(order, prior=prior), _fixed(layout)
         view = order.looked_at(layout_choice)
         view = replace(view, linearised=agreed(view.linearised, wrapped is not model))
+        warn_of_mistakes(view.linearised, view.family, view.sites, view.x, view.y)
         view, taken = view.with_fisher_for(view.room_for(chosen))
         estimate = view.estimate(taken, seeded(generator), _Keeping(checkpoint, every))
     _warn_of_dropped(batches, estimate.statistics.n)
@@ -109,12 +119,13 @@ class _Order:
     scale: torch.Tensor
     budget: int
     progress: bool | None
+    default_prior: bool  # nobody chose it
 
     def looked_at(self, layout_choice: LayoutChoice) -> _View:
         """Everything that can be refused is refused here, before the pass."""
-        linearised, family, (x, _) = _prepare(self.model, layout_choice, self.likelihood, self.batches.first_of_all())
+        linearised, family, (x, y) = _prepare(self.model, layout_choice, self.likelihood, self.batches.first_of_all())
         prior = registry.prior(self.prior, linearised.layout).on(linearised.network.device)
-        return _View(self, linearised, family, prior, x)
+        return _View(self, linearised, family, prior, x, y)
 
     def candidates(self, selector: Selector) -> Candidates:
         """The weights a subnetwork is chosen from; what cannot be chosen is refused before any pass."""
@@ -145,6 +156,7 @@ class _View:
     family: Likelihood
     prior: GaussianPrior
     x: ModelInput
+    y: torch.Tensor
 
     @property
     def sites(self) -> Sites:
@@ -207,7 +219,14 @@ class _View:
             why=taken.why,
             readout=Readout(newton=isinstance(structure, curvature.GP) and structure.mean == "newton"),
             source=self.order.batches,
+            untuned=self._untuned(structure),
         )
+
+    def _untuned(self, structure: Structure) -> bool:
+        """Whether the prior, and the noise if there is one, are what `fit` takes where nobody says otherwise."""
+        chosen_noise = isinstance(self.family, Gaussian) and not self.family.estimated
+        chosen = chosen_noise or isinstance(structure, curvature.GP) or not self.linearised.layout.p
+        return self.order.default_prior and not chosen
 
 
 @plain_tensors()
@@ -251,7 +270,7 @@ def plan(
                 n_data=len(batches) * rehearsal.x.n or None,
                 n_inputs=n_inputs or rehearsal.x.n,
                 forward_macs=macs,
-                through_body=rehearsal.survey.layout != last,
+                through_body=rehearsal.survey.layout != last or tied(model, last),
             )
             for words, rehearsal in asked
         ]
@@ -334,8 +353,7 @@ def _check_class_axis(likelihood: Likelihood, datum_shape: tuple[int, ...]) -> N
 def _warn_of_dropped(batches: Batches, seen: int) -> None:
     dropped = 0 if ranks.many() else dropped_by_loader(batches, seen)  # how many of them were ours is not known
     if dropped:
-        warnings.warn(
+        warn(
             f"The loader has drop_last=True and left out {dropped} data; the posterior counts the {seen} it saw. "
             "Use drop_last=False for fitting.",
-            stacklevel=4,  # the caller of fit: this function, fit and its decorator stand between
         )

@@ -30,7 +30,9 @@ def merge(posteriors: Sequence[Posterior]) -> Posterior:
     likelihood = _likelihood(first, others, joined.estimate.statistics.likelihood)
     chunk_floats = min(p.chunk_floats for p in (first, *others))
     same_path = all(other.history == first.history for other in others)
-    return replace(joined, likelihood=likelihood, chunk_floats=chunk_floats, history=first.history if same_path else ())
+    untuned = all(p.untuned for p in (first, *others))
+    history = first.history if same_path else ()
+    return replace(joined, likelihood=likelihood, chunk_floats=chunk_floats, history=history, untuned=untuned)
 
 
 def _checked(posteriors: Any) -> list[Posterior]:

@@ -18,6 +18,7 @@ from math import prod
 import torch
 from torch import nn
 
+from lapwing import foreign
 from lapwing._types import Int, Shaped, Tensor
 from lapwing.errors import InputError
 from lapwing.linalg import all_finite
@@ -160,8 +161,7 @@ def trainable(model: nn.Module) -> ParamLayout:
     if not chosen:
         total = sum(1 for _ in model.parameters())
         raise InputError(
-            f"Nothing to infer: none of the model's {total} parameter tensors has requires_grad=True. "
-            "Unfreeze the ones you want error bars from: `for p in model.parameters(): p.requires_grad_(True)`."
+            f"Nothing to infer: none of the model's {total} parameter tensors has requires_grad=True. {_thaw(model)}"
         )
     for name, p in chosen:
         if isinstance(p, nn.parameter.UninitializedParameter):
@@ -173,6 +173,36 @@ def trainable(model: nn.Module) -> ParamLayout:
         if not all_finite(p.detach()):
             raise InputError(f"Parameter '{name}' holds NaN or infinite values; the model must be trained and finite.")
     return ParamLayout(tuple(name for name, _ in chosen), tuple(tuple(p.shape) for _, p in chosen))
+
+
+def _thaw(model: nn.Module) -> str:
+    """How to get trainable parameters, depending on why there are none."""
+    if foreign.has_adapters(model):
+        return (
+            "The adapters were loaded frozen: load them with PeftModel.from_pretrained(base, path, is_trainable=True)."
+        )
+    integers = next(foreign.quantised(model), None)
+    if integers is not None:
+        return _QUANTISED.format(integers)
+    return "Unfreeze the ones you want error bars from: `for p in model.parameters(): p.requires_grad_(True)`."
+
+
+def differentiable(model: nn.Module, layout: ParamLayout) -> ParamLayout:
+    """The layout, or an error where torch's quantised layers, which have no derivative, come after one of its modules.
+
+    Nothing is pulled back through them: parameters before them would seem to have no effect on the outputs.
+    """
+    paths = [path for path, _ in model.named_modules()]
+    packed = [path for path, module in model.named_modules() if foreign.has_packed_weights(module)]
+    if packed and any(paths.index(owner(name)) < paths.index(packed[-1]) for name in layout.names):
+        raise InputError(_QUANTISED.format(next(foreign.quantised(model))))
+    return layout
+
+
+_QUANTISED = (
+    "The model is quantised: {} holds integers, which have no derivative. Fit the network in floating point, before it "
+    'is quantised, or name the layers behind the last quantised one: params=["head"].'
+)
 
 
 def matching(model: nn.Module, patterns: Sequence[str]) -> ParamLayout:
@@ -198,14 +228,29 @@ def weights_of(layout: ParamLayout) -> ParamLayout:
 
 
 def of_module(model: nn.Module, path: str) -> ParamLayout:
-    """The trainable parameters that one module holds itself."""
+    """The trainable parameters that one module holds itself; a tensor tied to another module's is among them.
+
+    A tied tensor is one tensor: outputs depend on it through every module that holds it.
+    """
     layout = trainable(model)
-    if path not in layout.modules:
+    first = {id(tensor): name for name, tensor in model.named_parameters()}
+    held = (id(tensor) for tensor in model.get_submodule(path).parameters(recurse=False))
+    own = {*layout.modules.get(path, ()), *(first[tensor] for tensor in held)} & set(layout.names)
+    if not own:
         raise InputError(
             f"The last layer, '{path or type(model).__name__}', has no trainable parameter (all are frozen). "
             'Unfreeze it, or name the parameters you want: params=["<name>.*"].'
         )
-    return layout.restricted(layout.modules[path])
+    return layout.restricted(own)
+
+
+def tied(model: nn.Module, layout: ParamLayout) -> bool:
+    """Whether one of these tensors is held by several modules."""
+    owners: dict[int, set[str]] = {}
+    for name, tensor in model.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(tensor), set()).add(owner(name))
+    chosen = (tensor for name, tensor in model.named_parameters() if name in layout)
+    return any(len(owners[id(tensor)]) > 1 for tensor in chosen)
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from lapwing import normalised, params, priors, probe
+from lapwing import foreign, normalised, params, priors, probe
 from lapwing.curvature import (
     GP,
     Block,
@@ -73,6 +73,43 @@ LINKS: dict[str, link_rules.Link] = {
     "mc": link_rules.MonteCarlo(),
     "quadrature": link_rules.Quadrature(),
 }
+# Other names of the same things, as papers and other libraries have them.
+SYNONYMS: dict[str, dict[str, str]] = {
+    "structure": {
+        "kfac": "kron",
+        "k_fac": "kron",
+        "kronecker": "kron",
+        "diagonal": "diag",
+        "low_rank": "lowrank",
+        "matrix_free": "matrixfree",
+        "block_diagonal": "block",
+        "dense": "full",
+        "gaussian_process": "gp",
+        "ek_fac": "ekfac",
+    },
+    "likelihood": {
+        "classifier": "classification",
+        "multiclass": "classification",
+        "categorical": "classification",
+        "bernoulli": "binary",
+        "binary_classification": "binary",
+        "multi_label": "multilabel",
+        "gaussian": "regression",
+        "regressor": "regression",
+        "poisson": "count",
+        "counts": "count",
+    },
+    "fisher": {"ggn": "exact", "sampled": "mc", "monte_carlo": "mc"},
+    "params": {},  # spelling only: anything else is a pattern
+}
+
+WORDS: dict[str, set[str]] = {
+    "structure": set(STRUCTURES),
+    "likelihood": {"classification", "binary", "multilabel", "regression", "count"},
+    "fisher": {"auto", "exact", "mc", "empirical"},
+    "params": {"all", "last_layer"},
+}
+
 GroupBuilder = Callable[[ParamLayout, Any, Any], GaussianPrior]
 GROUPS: dict[str, GroupBuilder] = {
     "one": priors.isotropic,
@@ -88,13 +125,24 @@ def check_module(function: str, model: Any) -> None:
     """The first argument must be a module: not its class, not a function."""
     if isinstance(model, nn.Module):
         return
-    came = f"the class {model.__name__}; make an instance first" if isinstance(model, type) else type(model).__name__
-    advice = " Wrap the function in a module that holds the parameters it uses." if callable(model) else ""
-    raise InputTypeError(f"{function}: expected the model, a trained torch.nn.Module, got {came}.{advice}")
+    came, cure = foreign.model_hint(model)
+    raise InputTypeError(
+        f"{function}: expected the model, a trained torch.nn.Module, got {came}.{f' {cure}.' if cure else ''}"
+    )
+
+
+def canonical(argument: str, word: Any) -> Any:
+    """The library's own word where another name of the same thing was given; anything else as it is."""
+    if not isinstance(word, str):
+        return word
+    plain, synonyms = word.lower().replace("-", "_").replace(" ", "_"), SYNONYMS[argument]
+    return synonyms.get(plain, plain if plain in WORDS[argument] else word)
 
 
 def choose(argument: str, word: Any, options: Mapping[str, T]) -> T:
     """The object a word stands for, or an error that lists the words."""
+    if argument in SYNONYMS:
+        word = canonical(argument, word)
     if isinstance(word, str) and word in options:
         return options[word]
     known = ", ".join(f'"{option}"' for option in options)
@@ -143,6 +191,7 @@ def likelihood(word: Any, datum_shape: tuple[int, ...]) -> Likelihood:
     """The likelihood a word means for outputs of this shape."""
     if isinstance(word, Likelihood):
         return word
+    word = canonical("likelihood", word)
     words: dict[str, Likelihood] = {
         # One logit cannot be a softmax: it means a sigmoid.
         "classification": Bernoulli() if Sites(datum_shape).c == 1 else Categorical(),
@@ -162,6 +211,7 @@ def likelihood(word: Any, datum_shape: tuple[int, ...]) -> Likelihood:
 
 def layout_choice(word: Any) -> LayoutChoice:
     """How to pick the parameters: everything trainable, the last layer, or names and glob patterns."""
+    word = canonical("params", word)
     if isinstance(word, str):
         if word == "all":
             return _all
@@ -236,7 +286,7 @@ def first_inputs(data: Any) -> ModelInput:
 
 
 def _all(model: nn.Module, x: ModelInput) -> ParamLayout:
-    return params.trainable(model)
+    return params.differentiable(model, params.trainable(model))
 
 
 def _weights_of(among: LayoutChoice, model: nn.Module, x: ModelInput) -> ParamLayout:
@@ -244,7 +294,7 @@ def _weights_of(among: LayoutChoice, model: nn.Module, x: ModelInput) -> ParamLa
 
 
 def _matching(patterns: tuple[str, ...], model: nn.Module, x: ModelInput) -> ParamLayout:
-    return params.matching(model, patterns)
+    return params.differentiable(model, params.matching(model, patterns))
 
 
 def likelihood_scale(value: Any) -> torch.Tensor:

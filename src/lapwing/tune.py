@@ -99,6 +99,8 @@ def tune(
     held_out = None if validation is None else as_batches(validation, "validation")
     if method is None and held_out is None:
         raise InputError('tune(by="validation") needs held-out data: validation=(X, Y) or a loader.')
+    if posterior.untuned:
+        posterior = replace(posterior, untuned=False)
     with random_state_kept():
         posterior = _grouped(posterior, groups, data, by_evidence=method is not None)
     if isinstance(method, em.EM):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ import torch
 from lapwing._types import Float, Tensor
 from lapwing.curvature.accumulate import Structure
 from lapwing.curvature.gauss_newton import GaussNewton
-from lapwing.errors import InputError, InputTypeError
+from lapwing.errors import InputError, InputTypeError, warn
 from lapwing.jacobian import RowSizes
 from lapwing.linalg import Eigenpairs, leading_eigenpairs
 from lapwing.operators import Curvature, DenseRows, LowRankCurvature
@@ -74,7 +73,7 @@ class LowRank(Structure):
             max_rounds=self.max_passes,
         )
         if not pairs.converged:
-            warnings.warn(_not_converged(pairs, self), stacklevel=2)
+            warn(_not_converged(pairs, self))
         return LowRankCurvature.of(DenseRows(pairs.values.sqrt()[:, None] * pairs.vectors))
 
 

@@ -8,7 +8,6 @@ samples: about √(2 / (γ K)), relative. Antorán et al. (2023).
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field, replace
 from functools import partial
 from sys import maxsize
@@ -23,6 +22,7 @@ from lapwing.em.solvers import Conjugate, Direct, Solved, Solver, Start, System,
 from lapwing.em.step import EMStep
 from lapwing.em.stochastic import Stochastic
 from lapwing.em.targets import target_share
+from lapwing.errors import warn
 from lapwing.linalg import CG
 from lapwing.linear_model import Design, Effort, Expansion, design
 from lapwing.posterior import Posterior
@@ -63,10 +63,9 @@ def tune_by_em(
             break
     shown.close()
     if state.change >= settings.rtol:
-        warnings.warn(
+        warn(
             f"EM still moved a log precision or log noise by {state.change:.2g} after {settings.max_steps} steps "
             f'(rtol = {settings.rtol:g}); lw.tune(tuned, data, by="em") goes on from here.',
-            stacklevel=4,
         )
     tuned = state.posterior
     if linear_mode and quadratic_is_exact(tuned):

@@ -115,7 +115,8 @@ class CustomLikelihood(Likelihood):
     def _each_term(self, function: Callable[[Tensor, Tensor], Tensor], f: Tensor, y: Tensor) -> Tensor:
         """vmap over all leading axes of f, which y shares."""
         leading, c = f.shape[:-1], f.shape[-1]
-        terms = vmap(function)(f.reshape(-1, c), y.reshape(-1, *y.shape[len(leading) :]))
+        with torch.inference_mode(False):  # inside it, torch 2.4 takes every derivative to be zero
+            terms = vmap(function)(f.reshape(-1, c), y.reshape(-1, *y.shape[len(leading) :]))
         return terms.reshape(*leading, *terms.shape[1:])
 
     def _root(self, f: Tensor, y: Tensor) -> Tensor:

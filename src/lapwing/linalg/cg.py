@@ -7,14 +7,13 @@ close to the energy norm of the error when the preconditioner is close to the ma
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from lapwing._types import Float, Tensor
-from lapwing.errors import InputError, InputTypeError, NumericalError
+from lapwing.errors import InputError, InputTypeError, NumericalError, warn
 
 Product = Callable[[Tensor], Tensor]  # (m, p) → (m, p), linear
 
@@ -156,10 +155,9 @@ class CG:
                 "network in float64 (model.double())."
             )
         if not found.converged:
-            warnings.warn(
+            warn(
                 f"Conjugate gradients stopped after {found.iterations} iterations at a relative residual of "
                 f"{float(found.residuals.max()):.1g}, above rtol = {self.rtol:g}. Networks in float32 have a floor: "
                 "use CG(rtol=1e-4), a network in float64 (model.double()), or more max_iterations.",
-                stacklevel=2,
             )
         return found

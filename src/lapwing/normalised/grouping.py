@@ -7,7 +7,6 @@ second recommendation.)
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from lapwing import priors
 from lapwing.data import ModelInput
-from lapwing.errors import InputError
+from lapwing.errors import InputError, warn
 from lapwing.linearise import Linearised
 from lapwing.network import Network
 from lapwing.normalised.detect import Anatomy, anatomy
@@ -91,10 +90,9 @@ def group_table(prior: GaussianPrior) -> tuple[GroupRow, ...]:
 
 def _unconfirmed(network: Network, layout: ParamLayout) -> Anatomy:
     groups = structural_groups(network, layout)
-    warnings.warn(
+    warn(
         "The model does not run on made-up inputs, so its normalised groups were read off its structure alone "
         f"({len(groups)} found) and not confirmed. Give some inputs: lw.prior(model, ..., data=loader).",
-        stacklevel=7,  # the caller of lw.prior: two builders, the registry, the front door and its decorator between
     )
     claimed = {name for group in groups for name in group.names}
     scales, shifts = (_affine(network.model, key) - claimed for key in ("weight", "bias"))

@@ -19,7 +19,7 @@ LAST_LAYER: tuple[Structure, ...] = (Full(), Kron())
 _HEADINGS = ("structure", "on", "how", "exact", "stored", "to fit", "to predict", "epochs", "")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """One row per structure, the row `auto` takes (None when nothing fits), and one sentence why."""
 
@@ -31,7 +31,7 @@ class Plan:
     n_inputs: int
     tuning: Tuning | None = None  # of what `auto` takes
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         lines = [_cells(row, row is self.chosen) for row in self.rows]
         taken = f"auto takes {self.chosen.structure}: {self.why}." if self.chosen else f"Nothing fits. {self.why}"
         sizes = (

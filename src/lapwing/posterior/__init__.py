@@ -2,5 +2,6 @@
 
 from lapwing.posterior.value import Posterior, Readout, passes_over
 from lapwing.posterior.views import FunctionDraws, JointOutputs, Outputs
+from lapwing.posterior.writing import writes_posteriors
 
-__all__ = ["FunctionDraws", "JointOutputs", "Outputs", "Posterior", "Readout", "passes_over"]
+__all__ = ["FunctionDraws", "JointOutputs", "Outputs", "Posterior", "Readout", "passes_over", "writes_posteriors"]

@@ -14,6 +14,7 @@ from lapwing.diagnosis import Finding
 from lapwing.likelihoods import Gaussian, Likelihood
 from lapwing.observations import encode_batch
 from lapwing.operators import BlockDiagonalCurvature, DenseCurvature, DiagonalCurvature, LowRankCurvature
+from lapwing.predictive.link_rules import DEFAULT
 from lapwing.sandbox import random_state_kept
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ def findings(posterior: Posterior) -> Iterator[Finding]:
     yield from Finding.of_selection(layout.selected_by, int((bends == 0).sum()), layout.p)
     if not layout.p:  # a subnetwork of no weights: nothing is left to say
         return
+    if posterior.untuned:
+        yield Finding.of_placeholders()
     yield from _gradient_findings(posterior)
     if posterior.refinement is not None:
         yield Finding.of_refinement(posterior.refinement)
@@ -37,11 +40,12 @@ def findings(posterior: Posterior) -> Iterator[Finding]:
         distance, norm = posterior.readout.shift.norm(), posterior.linearised.theta.norm()
         yield Finding.of_moved_mean(float(distance), float(norm), by_held_out)
     yield from _mode_findings(posterior)
-    yield from Finding.of_average(posterior.estimate.in_expectation)
+    validated = _validated(posterior)
+    yield from Finding.of_average(posterior.estimate.in_expectation, validated)
     yield Finding.of_effective_dimension(dimension_by_layer(posterior))
     seen = None if posterior.source is None or not posterior.history else posterior.source.first_here()
     if seen is not None:
-        yield Finding.of_training_check(*training_check(posterior, *seen))
+        yield Finding.of_training_check(*training_check(posterior, *seen), validated)
     yield from Finding.of_found_groups(prior.group_names, prior.reasons)
     low, high = float(prior.precisions.min()), float(prior.precisions.max())
     yield Finding.of_condition((float(posterior.curvature.norm()) + high) / low)
@@ -49,7 +53,7 @@ def findings(posterior: Posterior) -> Iterator[Finding]:
     yield from Finding.of_unused([name for name in layout.names if not bool(bends[layout[name]].any())])
     yield Finding.of_structure(posterior.structure.described, posterior.why)
     yield Finding.of_fisher(posterior.fisher.described)
-    if posterior.averages_functions:
+    if posterior.averages_functions and posterior.readout.link == DEFAULT:
         yield Finding.of_functions(posterior.linearised.k, posterior.n_functions)
     yield from Finding.of_loose(_loose(posterior))
     linearised = posterior.linearised
@@ -61,10 +65,28 @@ def _gradient_findings(posterior: Posterior) -> Iterator[Finding]:
     prior, theta = posterior.prior, posterior.linearised.theta
     from_data, delta = posterior.data_gradient(), prior.P0.diagonal.detach()
     pull = delta * (theta - prior.mean)
-    yield Finding.of_gradient(float((from_data - pull).norm()), float(from_data.norm()), float(pull.norm()))
+    total, data, own = (float(v.norm()) for v in (from_data - pull, from_data, pull))
+    yield Finding.of_gradient(total, data, own, _remedy(posterior))
     if not prior.mean.ndim and not bool(prior.mean):
         norm = float(theta @ theta) or 1.0
         yield Finding.of_weight_decay(float(theta @ from_data) / norm, float((delta * theta**2).sum()) / norm)
+
+
+def _remedy(posterior: Posterior) -> str:
+    """What to do about weights that are no mode, of the remedies not taken yet."""
+    if posterior.refinement is not None or _validated(posterior):
+        return ""
+    if posterior.expansion is not None:
+        return "The evidence is taken at the linear model's own mode; held-out data can check it: validation=..."
+    return (
+        "The evidence at them is only indicative: lw.tune(posterior, data) takes it at the linear model's own mode. Or "
+        "train longer, with weight decay equal to the prior precision over N."
+    )
+
+
+def _validated(posterior: Posterior) -> bool:
+    """Whether tuning had held-out data to choose with."""
+    return any(getattr(step, "scale", None) is not None for step in posterior.history)
 
 
 def training_gap(posterior: Posterior, data: Batches) -> float:
@@ -90,7 +112,7 @@ def training_check(posterior: Posterior, x: ModelInput, y: Any, most: int = _MOS
         some, targets = x.rows(slice(0, n)), tuple(v[:n] for v in y) if isinstance(y, tuple) else y[:n]
         f = posterior.sites.split(posterior.linearised.outputs(some).double())
         network = _at_network_noise(posterior).log_prob(f, encoded[:n])
-        return -float(posterior.predict(some).log_prob(targets).mean()), -float(network.mean()), n
+        return -float(posterior.predicted(some).log_prob(targets).mean()), -float(network.mean()), n
 
 
 def _at_network_noise(posterior: Posterior) -> Likelihood:
@@ -107,7 +129,8 @@ def _mode_findings(posterior: Posterior) -> Iterator[Finding]:
     search, theta = posterior.expansion.search, posterior.linearised.theta
     distance = float((posterior.linear_mode() - theta).detach().norm())
     relative = None if search is None else search.relative_gradient
-    yield Finding.of_linear_mode(distance, float(theta.norm()), relative, search is None or search.converged)
+    converged = search is None or search.converged
+    yield Finding.of_linear_mode(distance, float(theta.norm()), relative, converged, _validated(posterior))
 
 
 def dimension_by_layer(posterior: Posterior) -> dict[str, tuple[float, int]]:

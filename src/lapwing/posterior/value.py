@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -14,7 +16,7 @@ from lapwing._types import Float, Scalar, Tensor
 from lapwing.curvature import GP, Ekfac, Estimate, Fisher, FitStatistics, Sampled, Structure, estimate
 from lapwing.data import Batches, ModelInput, as_batches, as_input
 from lapwing.diagnosis import NOISE_BOUNDS, PRECISION_BOUNDS, Diagnosis
-from lapwing.errors import InputTypeError, NumericalError, StructureError
+from lapwing.errors import InputTypeError, NumericalError, StructureError, warn
 from lapwing.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Sites
 from lapwing.linear_model import Expansion, Refinement, in_fixed_order
 from lapwing.linearise import Linearised
@@ -25,6 +27,8 @@ from lapwing.operators import (
     SeparatePrecision,
 )
 from lapwing.params import ParamLayout
+from lapwing.posterior import writing
+from lapwing.posterior.described import in_short
 from lapwing.posterior.findings import findings
 from lapwing.posterior.views import FunctionDraws, JointOutputs, Outputs
 from lapwing.predictive import MANY_OUTPUTS, Frame, Prediction, WeightGaussian
@@ -58,7 +62,17 @@ class Readout:
     newton: bool = False  # without a shift: the mean is one Newton step from the network, under the prior as it is
 
 
-@dataclass(frozen=True, eq=False)
+class _Once:
+    """Says yes once, to one thread."""
+
+    def __init__(self) -> None:
+        self._left = threading.Lock()
+
+    def __call__(self) -> bool:
+        return self._left.acquire(blocking=False)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Posterior:
     """N(θ*, P⁻¹) with P = H + P₀ over the weights of a linearised network."""
 
@@ -78,6 +92,8 @@ class Posterior:
     refinement: Refinement | None = None  # how lw.refine went; None: it was not called
     left_open: tuple[str, ...] = ()  # what tuning did not solve within its budget, in words
     draws: WeightDraws | None = None  # what lw.tune(by="em") found hyperparameters with, and goes on from
+    untuned: bool = False  # the prior, and a noise that is estimated, are the defaults of lw.fit: nobody chose them
+    first_predict: _Once = field(default_factory=_Once)  # a posterior that is untuned says so then
 
     # --- the Gaussian over weights -------------------------------------------------------------
 
@@ -196,6 +212,20 @@ class Posterior:
         Where a datum has more than 64 outputs (many classes, pixels or tokens), 32 draws of the linearised function are
         averaged by default; any `link` by name takes the exact covariance of every likelihood term instead.
         """
+        if self.untuned and self.first_predict():
+            warn(_untuned(self))
+        return self.predicted(x, predictive=predictive, link=link, n_samples=n_samples, generator=generator)
+
+    def predicted(
+        self,
+        x: Any,
+        *,
+        predictive: str = "glm",
+        link: Any = None,
+        n_samples: int = 1000,
+        generator: torch.Generator | None = None,
+    ) -> Prediction:
+        """`predict` for callers inside the library, who know whether the posterior is tuned."""
         n_samples = counted("n_samples", n_samples)
         rule = self.readout.link if link is None else registry.link(link)
         frame = Frame(self.sites, self.dtype, rule, n_samples, seeded(generator))
@@ -389,7 +419,8 @@ class Posterior:
     def with_prior(self, prior: Any) -> Posterior:
         """The same curvature under another prior: a precision, or lw.prior(model, ...)."""
         self.check_unrefined("with_prior")
-        return replace(self, prior=registry.prior(prior, self.layout).on(self.linearised.network.device))
+        prior = registry.prior(prior, self.layout).on(self.linearised.network.device)
+        return replace(self, prior=prior, untuned=False)
 
     @plain_tensors()
     def with_likelihood(self, likelihood: Likelihood, *, likelihood_scale: Any = None) -> Posterior:
@@ -509,6 +540,32 @@ class Posterior:
         """What may be wrong, each with a word of advice."""
         return Diagnosis(tuple(findings(self)))
 
+    # --- files, copies, and how it is shown ----------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to one file: the same as `lw.save(posterior, path)`."""
+        writing.write(self, path)
+
+    def __copy__(self) -> Posterior:
+        return self  # nothing in it changes
+
+    def __deepcopy__(self, memo: Any) -> Posterior:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise InputTypeError(
+            "A Posterior is not pickled (by pickle, torch.save, or on its way to another process): it is bound to a "
+            "model, and may hold its training data. Write it with lw.save(posterior, path) and read it with "
+            "lw.load(path, model)."
+        )
+
+    def __repr__(self) -> str:
+        return in_short(self)
+
+    def __dir__(self) -> list[str]:
+        """What users call; everything else is the library's own."""
+        return sorted(name for name in super().__dir__() if name.startswith("__") or name in _PUBLIC)
+
     # --- shapes ------------------------------------------------------------------------------------
 
     def _deviations(self, n: int, generator: torch.Generator) -> Float[Tensor, "n p"]:
@@ -522,3 +579,50 @@ class Posterior:
 
     def shaped(self, f: Float[Tensor, "n k"]) -> Tensor:
         return f.reshape(len(f), *self.linearised.datum_shape).to(self.dtype)
+
+
+_PUBLIC = {
+    "covariance",
+    "diagnose",
+    "downdated",
+    "effective_dimension",
+    "evidence",
+    "functions",
+    "history",
+    "joint_outputs",
+    "layout",
+    "left_open",
+    "likelihood",
+    "likelihood_scale",
+    "linear_mode",
+    "log_evidence",
+    "log_lik",
+    "marginal_variance",
+    "mean",
+    "n_data",
+    "outputs",
+    "predict",
+    "prior",
+    "refinement",
+    "sample",
+    "save",
+    "structure",
+    "updated",
+    "why",
+    "with_likelihood",
+    "with_prior",
+}
+
+
+def _untuned(posterior: Posterior) -> str:
+    likelihood = posterior.likelihood
+    what = f"Its prior precision {float(posterior.prior.precisions.detach()[0]):.3g}"
+    if isinstance(likelihood, Gaussian) and likelihood.estimated:
+        what += " and its noise, that of the network's training residuals, are placeholders"
+    else:
+        what += " is a placeholder"
+    return (
+        f"Nobody has tuned this posterior. {what}, and the size of the error bars depends on it. Tune it: "
+        "posterior = lw.tune(posterior, train_loader). To keep it without this warning: "
+        "posterior.with_prior(posterior.prior)."
+    )

@@ -25,7 +25,7 @@ class JointOutputs(NamedTuple):
     cov: Float[Tensor, "nk nk"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Outputs:
     """The Gaussian over the network's outputs at some inputs; `var` and `cov` are computed when asked for."""
 
@@ -50,8 +50,12 @@ class Outputs:
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.mean, self.cov, self.var))
 
+    def __repr__(self) -> str:
+        shape = (self.x.n, *self.posterior.linearised.datum_shape)
+        return f"Outputs: mean and var {shape}, cov {(self.x.n, *2 * (self.posterior.linearised.k,))}"
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class FunctionDraws:
     """Draws of the linearised function: the same functions at every call and every input."""
 
@@ -63,3 +67,9 @@ class FunctionDraws:
         """(n_draws, B, …) outputs."""
         draws = predictive.linear_draws(self.posterior.weights, self.posterior.given(x), self.deviations)
         return torch.stack([self.posterior.shaped(f) for f in draws])
+
+    def __repr__(self) -> str:
+        shape = ", ".join(map(str, self.posterior.linearised.datum_shape))
+        return (
+            f"FunctionDraws: {len(self.deviations)} functions; call them on x for ({len(self.deviations)}, B, {shape})"
+        )

@@ -13,6 +13,7 @@ from torch.distributions import Bernoulli, Categorical, Distribution
 
 from lapwing._types import Tensor
 from lapwing.errors import InputError, NumericalError
+from lapwing.sandbox import plain_tensors
 
 
 class Split(NamedTuple):
@@ -44,7 +45,7 @@ class Prediction(ABC):
         return self
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RegressionPrediction(Prediction):
     """Real or count targets. All tensors have the targets' shape."""
 
@@ -81,11 +82,22 @@ class RegressionPrediction(Prediction):
             raise InputError(f"interval: the level is a probability between 0 and 1, got {level}.")
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
+    @plain_tensors()
     def log_prob(self, y: Any) -> Tensor:
         return self.log_density(y)
 
+    def __repr__(self) -> str:
+        """The number of targets, and what is typical of them."""
+        if not self.mean.numel():
+            return f"RegressionPrediction: mean and std {tuple(self.mean.shape)}"
+        share = (self.epistemic / self.variance).detach().mean()
+        return (
+            f"RegressionPrediction: mean and std {tuple(self.mean.shape)}; std {_span(self.std)}, "
+            f"{float(share):.0%} of the variance epistemic"
+        )
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class ClassPrediction(Prediction):
     """Class probabilities. `probs` has the model's output shape; uncertainties have one value per label.
 
@@ -138,11 +150,19 @@ class ClassPrediction(Prediction):
             return Bernoulli(probs=self.log_probs[..., 1].exp(), validate_args=False)
         return Categorical(logits=self.log_probs, validate_args=False)
 
+    @plain_tensors()
     def log_prob(self, y: Any) -> Tensor:
         return self.log_density(y)
 
+    def __repr__(self) -> str:
+        """The number of labels, and how sure they are on average."""
+        return (
+            f"ClassPrediction: probs {tuple(self.probs.shape)}; entropy {float(self.entropy.detach().mean()):.3g} nats "
+            f"on average, {float(self.epistemic.detach().mean()):.3g} of it epistemic"
+        )
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class DensityPrediction(Prediction):
     """A likelihood known only by its log density: targets can be scored; `mean` exists if the likelihood has one."""
 
@@ -153,5 +173,14 @@ class DensityPrediction(Prediction):
     def distribution(self) -> Distribution:  # type: ignore[override]
         raise InputError("A custom likelihood has no torch.distributions object; use `log_prob(y)` to score targets.")
 
+    @plain_tensors()
     def log_prob(self, y: Any) -> Tensor:
         return self.log_density(y)
+
+    def __repr__(self) -> str:
+        mean = "no mean" if self.mean is None else f"mean {tuple(self.mean.shape)}"
+        return f"DensityPrediction: {mean}; log_prob(y) scores targets"
+
+
+def _span(values: Tensor) -> str:
+    return f"{float(values.detach().min()):.3g} to {float(values.detach().max()):.3g}"

@@ -12,7 +12,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_DEVICES = tuple(d for d in ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla") if torch.amp.is_autocast_available(d))
+_WITH_AUTOCAST = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "ipu", "maia", "privateuseone")
+_DEVICES = tuple(d for d in _WITH_AUTOCAST if torch.amp.is_autocast_available(d))
+
+
+@contextmanager
+def autocast_off() -> Iterator[None]:
+    """For every kind of device, in this thread. Not by `torch.autocast`, which warns of devices that are not there."""
+    on = [device for device in _DEVICES if torch.is_autocast_enabled(device)]
+    for device in on:
+        torch.set_autocast_enabled(device, False)
+    try:
+        yield
+    finally:
+        for device in on:
+            torch.set_autocast_enabled(device, True)
 
 
 @contextmanager
@@ -22,16 +36,18 @@ def plain_computing() -> Iterator[None]:
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        for device in _DEVICES:
-            if torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, enabled=False))
+        stack.enter_context(autocast_off())
         yield
 
 
 @contextmanager
 def plain_tensors() -> Iterator[None]:
-    """Inside `torch.inference_mode`, make tensors that autograd can use later on; elsewhere change nothing."""
+    """Inside `torch.inference_mode`, make tensors that autograd can use later on; inside autocast, no others than ever.
+
+    Elsewhere nothing changes.
+    """
     with ExitStack() as stack:
+        stack.enter_context(autocast_off())
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.no_grad())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from functools import reduce
 from math import isfinite
 from pathlib import Path
 from time import monotonic
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ from torch import Tensor
 from lapwing import ranks
 from lapwing.curvature import Fisher, Keeper, Structure
 from lapwing.data import Batches, ModelInput
-from lapwing.errors import InputError, InputTypeError, StorageError, StructureError, located
+from lapwing.errors import InputError, InputTypeError, StorageError, StructureError, located, warn
 from lapwing.likelihoods import CustomLikelihood, Likelihood
 from lapwing.linear_model import unshuffled
 from lapwing.linearise import Linearised
@@ -36,6 +35,9 @@ from lapwing.storage.binding import described
 from lapwing.storage.codec import Decoder, Encoder
 from lapwing.storage.progress_table import PROGRESS_TABLE
 from lapwing.storage.strict_json import strictly_parsed
+
+if TYPE_CHECKING:
+    from typing import Self  # Python 3.11; annotations are not evaluated
 
 _FIT, _TUNING = "progress.lapwing", "tuning.lapwing"
 Binding = dict[str, str]
@@ -171,7 +173,7 @@ class Checkpoint(Keeper):
         try:
             replace_file(path, lambda file: container.write(file, content))
         except StorageError as error:  # the fit itself can go on, from an older checkpoint if it must
-            warnings.warn(f"checkpoint: {error}", stacklevel=2)
+            warn(f"checkpoint: {error}")
             return False
         finally:
             self._written = monotonic()

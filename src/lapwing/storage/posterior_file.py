@@ -21,7 +21,7 @@ from lapwing.linearise import Linearised
 from lapwing.network import Network, Traits, unwrapped
 from lapwing.operators import DenseCurvature
 from lapwing.params import ParamLayout
-from lapwing.posterior import Posterior
+from lapwing.posterior import Posterior, writes_posteriors
 from lapwing.sandbox import plain_tensors
 from lapwing.storage import container
 from lapwing.storage.atomic import replace_file
@@ -33,7 +33,7 @@ from lapwing.storage.table import TABLE
 
 _HOST = torch.device("cpu")
 _ON_HOST = {"likelihood", "likelihood_scale", "readout"}  # small numbers, which stay on the CPU
-_NOT_WRITTEN = {"source", "linearised"}
+_NOT_WRITTEN = {"source", "linearised", "first_predict"}
 _MOST_MULTIPLIED_OUT = 4_096  # parameters of a matrix-free posterior: as many products, and 128 MiB
 _MEMORY_FORMATS = {
     "preserve": torch.preserve_format,
@@ -42,6 +42,7 @@ _MEMORY_FORMATS = {
 }
 
 
+@writes_posteriors
 @plain_tensors()
 def save(posterior: Posterior, path: str | os.PathLike[str]) -> None:
     """Write a posterior to one file, which replaces an older one whole or not at all.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 
 import torch
 
 from lapwing import evidence
 from lapwing._types import Float, Tensor
+from lapwing.errors import warn
 from lapwing.posterior import Posterior
 from lapwing.tuning.step import noise_is_free, noise_of, step, with_noise
 
@@ -36,10 +36,9 @@ def iterate_fixed_point(posterior: Posterior, *, noise: bool) -> Posterior:
     rest = _Rest.of(posterior)
     tuned, change = _iterated(posterior, noise, rest)
     if change >= rest.rtol:
-        warnings.warn(
+        warn(
             f"The fixed-point updates still moved by {change:.2g} (relative) after {rest.most_steps} steps; "
             'by="evidence" converges faster.',
-            stacklevel=5,
         )
     return tuned
 

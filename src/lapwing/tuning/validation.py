@@ -245,7 +245,7 @@ def _no_worse(chosen: Posterior, alone: Candidate, held_out: Batches) -> bool:
         encoded = chosen.likelihood.encode(y, chosen.sites, x.n)
         f = chosen.sites.split(chosen.linearised.outputs(x).double()) / alone.score.dispersion
         gain += (
-            chosen.predict(x).log_prob(y).double().sum() - plain(chosen.likelihood).log_prob(f, encoded).sum()
+            chosen.predicted(x).log_prob(y).double().sum() - plain(chosen.likelihood).log_prob(f, encoded).sum()
         ).cpu()
     return float(ranks.total(gain)) >= 0
 
