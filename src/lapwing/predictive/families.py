@@ -223,9 +223,10 @@ def _categorical(likelihood: Categorical, f: Tensor, log_probs: Tensor, frame: F
         log_probs.reshape(shape).to(frame.dtype),
         frame.labels(torch.special.entr(p).sum(-1).mean(0)),
         (p - p**2).mean(0).reshape(shape).to(frame.dtype),
-        lambda v: frame.outputs(v.reshape(log_probs.shape)),
+        lambda v: frame.outputs(v.reshape(len(v), *log_probs.shape[1:])),
         log_density,
         binary=False,
+        ignore_index=likelihood.ignore_index,
     )
 
 
