@@ -327,3 +327,173 @@ def test_rows_are_put_into_batches(name: str):
     same(found, plain)
     assert_close(found.predict(data).probs, plain.predict(x).probs)
     same(lw.tune(found), lw.tune(plain))
+
+
+class Pretty(nn.Module):
+    """What a model of transformers returns."""
+
+    def __init__(self, wrap: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.wrap = nn.Linear(2, C).double(), wrap
+
+    def forward(self, x: Tensor) -> Any:
+        return self.wrap(self.layer(x))
+
+
+WRAPPED = [lambda f: {"logits": f}, lambda f: {"loss": None, "logits": f, "hidden": (f,)}, lambda f: (f,)]
+
+
+@pytest.mark.parametrize("wrap", WRAPPED, ids=["mapping", "mapping with more", "tuple of one"])
+def test_logits_are_found_in_what_a_model_returns(wrap: Callable[[Tensor], Any]):
+    x, y = real(N, 2), torch.randint(C, (N,))
+    torch.manual_seed(3)
+    model = Pretty(wrap)
+    torch.manual_seed(3)
+    plain = Pretty(lambda f: f)
+    same(lw.fit(model, (x, y), "classification"), lw.fit(plain, (x, y), "classification"))
+
+
+def test_the_advice_for_segmentation_works():
+    model = nn.Conv2d(1, 3, 3, padding=1).double()
+    batches = [(real(2, 1, 4, 5), torch.randint(3, (2, 4, 5))) for _ in range(3)]
+    with pytest.raises(lw.ShapeError, match=r"lw.Categorical\(class_axis=1\)"):
+        lw.fit(model, batches, "classification")
+    posterior = lw.fit(model, batches, lw.Categorical(class_axis=1))
+    assert posterior.predict(batches).probs.shape == (6, 3, 4, 5)
+
+
+# --- sequences of any length --------------------------------------------------------------------------------
+
+
+class Tagger(nn.Module):
+    """One layer of attention that does not look at padding."""
+
+    def __init__(self, pooled: bool = False) -> None:
+        super().__init__()
+        self.embedding, self.query, self.head = nn.Embedding(12, 4), nn.Linear(4, 4), nn.Linear(4, C)
+        self.pooled = pooled
+        self.double()
+
+    def forward(self, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        x = self.embedding(ids)
+        score = torch.tanh(self.query(x)) @ x.transpose(1, 2)
+        x = torch.tanh(x + score.masked_fill(~mask[:, None], -torch.inf).softmax(-1) @ x)
+        if self.pooled:
+            x = (x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+        return {"logits": self.head(x)}
+
+
+LENGTHS = [3, 5, 2, 7, 4, 6, 7, 3, 2, 5, 4, 4]
+
+
+def texts(lengths: list[int] = LENGTHS) -> list[tuple[Tensor, Tensor]]:
+    return [(torch.randint(1, 12, (n,)), torch.randint(C, (n,))) for n in lengths]
+
+
+def padded(some: list[tuple[Tensor, Tensor]], length: int = 0) -> dict[str, Tensor]:
+    """As a collator of transformers pads: to the longest, with labels of -100."""
+    length = length or max(len(ids) for ids, _ in some)
+    ids = torch.stack([nn.functional.pad(ids, (0, length - len(ids))) for ids, _ in some])
+    labels = torch.stack([nn.functional.pad(y, (0, length - len(y)), value=-100) for _, y in some])
+    return {"ids": ids, "mask": ids > 0, "labels": labels}
+
+
+def dynamic(rows: list[tuple[Tensor, Tensor]], size: int = 3) -> DataLoader[Any]:
+    return DataLoader(rows, batch_size=size, collate_fn=padded)  # type: ignore[arg-type]
+
+
+def fixed(rows: list[tuple[Tensor, Tensor]], length: int = 7) -> list[dict[str, Tensor]]:
+    return [padded(rows[i : i + 3], length) for i in range(0, len(rows), 3)]
+
+
+EXACT_STRUCTURES = ["full", "block", "diag", "lowrank", "gp"]
+
+
+@pytest.mark.parametrize("params", ["all", "last_layer"])
+@pytest.mark.parametrize("structure", EXACT_STRUCTURES)
+def test_padding_to_the_longest_of_a_batch_changes_nothing(structure: str, params: str):
+    rows = texts()
+    model = Tagger()
+    fits = [
+        lw.fit(model, data, "classification", structure=structure, params=params)
+        for data in (dynamic(rows), fixed(rows))
+    ]
+    tuned = [lw.tune(p, validation=data) for p, data in zip(fits, (dynamic(rows), fixed(rows)), strict=True)]
+    for a, b in (fits, tuned):
+        assert_close(a.log_evidence().detach(), b.log_evidence().detach(), rtol=1e-8)
+        found, whole = a.predict(dynamic(rows)), b.predict(fixed(rows))
+        assert_close(found.probs[found.present], whole.probs[found.present], rtol=1e-8)
+        labels = padded(rows)["labels"]
+        assert_close(found.log_prob(labels), whole.log_prob(labels), rtol=1e-8, atol=1e-10)
+
+
+def test_products_with_the_data_take_any_length():
+    rows = texts()
+    model = Tagger()
+    a, b = (lw.fit(model, data, "classification", structure="matrixfree") for data in (dynamic(rows), fixed(rows)))
+    assert_close(a.marginal_variance(), b.marginal_variance(), rtol=1e-8)
+    a, b = (lw.tune(p, budget="fast") for p in (a, b))
+    x = padded(rows[:3])
+    x.pop("labels")
+    assert_close(a.outputs(x).var, b.outputs(x).var, rtol=1e-8)
+
+
+@pytest.mark.parametrize("structure", ["kron", "ekfac"])
+def test_kronecker_factors_count_the_positions_that_came(structure: str):
+    """Their input factor is a mean over positions, padding included; it adds up over batches as it always does."""
+    short, long = texts([2, 3, 2]), texts([7, 6, 5])
+    model = Tagger()
+    together = lw.fit(model, dynamic(short + long), "classification", structure=structure)
+    if structure == "kron":
+        apart = [lw.fit(model, dynamic(rows), "classification", structure=structure) for rows in (short, long)]
+        longest = [p.covering(together.source) for p in apart]
+        assert_close(together.marginal_variance(), lw.merge(longest).marginal_variance())
+    tuned = lw.tune(together, validation=dynamic(texts([9, 8, 4])))
+    assert tuned.predict(dynamic(texts([9, 2, 3, 4]))).probs.shape == (4, 9, C)
+
+
+def test_predictions_of_several_lengths_say_which_positions_there_are():
+    rows = texts()
+    posterior = lw.fit(Tagger(), dynamic(rows), "classification")
+    p = posterior.predict(dynamic(rows))
+    there = torch.tensor([[max(LENGTHS[i - i % 3 : i - i % 3 + 3]) > t for t in range(7)] for i in range(len(rows))])
+    assert torch.equal(p.present, there)
+    assert p.probs.shape == (12, 7, C) and bool((p.probs[~there] == 0).all())
+    assert bool((p.label[~there] == -100).all()) and bool((p.label[there] >= 0).all())
+    for doubt in (p.entropy, p.epistemic, p.aleatoric, p.class_variance.total.sum(-1)):
+        assert bool((doubt[~there] == 0).all()) and bool((doubt[there] > 0).all())
+    one = posterior.predict({k: v for k, v in padded(rows[:3]).items() if k != "labels"})
+    assert one.present is None
+    assert_close(one.probs, p.probs[:3, : one.probs.shape[1]])
+
+
+def test_lengths_the_fit_has_not_seen(tmp_path: Path):
+    rows, longer = texts([4, 4, 4]), texts([9, 2, 6])
+    model = Tagger()
+    posterior = lw.fit(model, dynamic(rows), "classification", structure="full")
+    lw.save(posterior, tmp_path / "net.lapwing")
+    whole = lw.fit(model, dynamic(rows + longer), "classification", structure="full")
+    for some in (posterior, lw.load(tmp_path / "net.lapwing", model)):
+        assert_close(some.updated(dynamic(longer)).marginal_variance(), whole.marginal_variance())
+        x = {k: v for k, v in padded(longer).items() if k != "labels"}
+        assert some.outputs(x).mean.shape == some.outputs(x).var.shape == (3, 9, C)
+        assert some.functions(2)(x).shape == (2, 3, 9, C)
+        refined = lw.refine(some, dynamic(rows + longer))
+        assert refined.predict(dynamic(longer)).probs.shape == (3, 9, C)
+        assert lw.alarm(some, dynamic(longer)).features.shape[0] == 3
+
+
+def test_one_label_for_texts_of_any_length():
+    rows = [(ids, y[0]) for ids, y in texts()]
+
+    def collate(some: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+        ids = torch.nn.utils.rnn.pad_sequence([ids for ids, _ in some], batch_first=True)
+        return {"ids": ids, "mask": ids > 0, "labels": torch.stack([y for _, y in some])}
+
+    loader = DataLoader(rows, batch_size=3, collate_fn=collate)  # type: ignore[arg-type]
+    whole = [collate(rows)]
+    model = Tagger(pooled=True)
+    a, b = (
+        lw.tune(lw.fit(model, data, "classification", structure="full"), validation=data) for data in (loader, whole)
+    )
+    assert_close(a.predict(loader).probs, b.predict(whole).probs, rtol=1e-6)

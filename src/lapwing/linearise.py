@@ -189,8 +189,8 @@ class Linearised:
         found, usual = output.shape[axis], self.datum_shape[self.ragged]
         if positions not in (None, found):
             raise ShapeError(
-                f"The model gave outputs of shape {tuple(output.shape)}, so {found} positions for every datum, but "
-                f"{positions} labels came for each. Label every position, with ignore_index where there is no label."
+                f"The model gave outputs of shape {tuple(output.shape)}, which have {found} positions, but the labels "
+                f"have {positions}. Label every position, with ignore_index where there is no label."
             )
         if found >= usual or not self._differs_in_length(tuple(output.shape[1:])):
             return output

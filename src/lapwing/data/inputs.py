@@ -70,8 +70,8 @@ class ModelInput:
             if self.batched(value) and value.ndim == 1 and value.is_floating_point():
                 return (
                     f" {name[0].upper() + name[1:]} has the shape {tuple(value.shape)}: {self.n} data of one number "
-                    "each. If the model takes (N, 1), make it a column: X[:, None], the same as X.unsqueeze(1). If it is "
-                    "one datum, give it a batch axis: x[None]."
+                    "each. If the model takes (N, 1), make it a column: X[:, None], the same as X.unsqueeze(1). "
+                    "If it is one datum, give it a batch axis: x[None]."
                 )
         return ""
 
@@ -91,12 +91,12 @@ def as_input(x: Any, where: str = "x") -> ModelInput:
     if any(isinstance(v, Tensor) and v.is_nested for v in (*args, *kwargs.values())):
         raise InputTypeError(f"{where}: nested tensors have no rows of one shape. Pad them: x.to_padded_tensor(0.0).")
     sizes = [v.shape[0] for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.ndim > 0]
+    _check_words(args, kwargs, sizes[0] if sizes else None, where)
     if not sizes:
         raise InputTypeError(
             f"{where}: expected a tensor, a tuple of tensors or a mapping of tensors with the batch as first axis, "
             f"got {type(x).__name__}. A single datum needs a batch axis: x[None]."
         )
-    _check_words(args, kwargs, sizes[0], where)
     result = ModelInput(args, kwargs, sizes[0])
     if result.n == 0:
         raise InputError(f"{where}: the batch is empty (first axis of length 0).")
@@ -111,10 +111,10 @@ def _argument(value: Any, where: str) -> Any:
     return frame_inputs(value, where) if is_frame(value) else as_tensor(value, where)
 
 
-def _check_words(args: tuple[Any, ...], kwargs: Mapping[str, Any], n: int, where: str) -> None:
+def _check_words(args: tuple[Any, ...], kwargs: Mapping[str, Any], n: int | None, where: str) -> None:
     """Text, pictures and the like, one for each datum, cannot be taken by rows."""
     for name, value in [*((f"positional input {i}", v) for i, v in enumerate(args)), *kwargs.items()]:
-        if not isinstance(value, list) or len(value) != n:
+        if not isinstance(value, list) or n not in (None, len(value)):
             continue
         entry = value
         while isinstance(entry, list) and entry:

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data import IterableDataset as TorchIterable
 
-from lapwing.data.columns import LABELS, Columns
+from lapwing.data.columns import Columns
+from lapwing.data.frames import is_frame
 from lapwing.errors import InputTypeError, ShapeError
 
 ROWS = 256  # rows per batch when the user handed over whole arrays or a data set
@@ -29,9 +30,9 @@ def rows_of(data: Any, columns: Columns | None) -> Iterable[Any] | None:
     if isinstance(data, Dataset | TorchIterable):
         return DataLoader(data, batch_size=ROWS, collate_fn=collated)
     indexed = isinstance(data, Sized) and hasattr(data, "__getitem__")
-    if not indexed or isinstance(data, tuple | Mapping | str | bytes | Tensor | np.ndarray) or not len(data):
+    if not indexed or is_frame(data) or isinstance(data, tuple | Mapping | str | bytes | Tensor | np.ndarray):
         return None
-    return Rows(data) if _is_row(data[0], columns) else None
+    return Rows(data) if len(data) and _is_row(data[0], columns) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,8 +129,7 @@ def _from_hugging_face(data: Any) -> bool:
 def _is_row(item: Any, columns: Columns | None) -> bool:
     """Whether (x, y) or a mapping is one datum: a batch has a target for each datum, and so one axis at least."""
     if isinstance(item, Mapping):
-        names = (columns or Columns()).targets if columns is not None else (LABELS,)
-        return any(_is_scalar(item[name]) for name in names if name in item)
+        return any(_is_scalar(item[name]) for name in (columns or Columns()).targets if name in item)
     if not isinstance(item, tuple | list) or len(item) != 2:
         return False
     x, y = item
