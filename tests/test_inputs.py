@@ -1,4 +1,4 @@
-"""What people hand over as data: named columns, loaders to predict, tables, data sets of rows, sequences of any length."""
+"""What people hand over as data: named columns, loaders to predict, tables, rows, sequences of any length."""
 
 from __future__ import annotations
 
@@ -414,17 +414,16 @@ EXACT_STRUCTURES = ["full", "block", "diag", "lowrank", "gp"]
 def test_padding_to_the_longest_of_a_batch_changes_nothing(structure: str, params: str):
     rows = texts()
     model = Tagger()
-    fits = [
-        lw.fit(model, data, "classification", structure=structure, params=params)
-        for data in (dynamic(rows), fixed(rows))
-    ]
-    tuned = [lw.tune(p, validation=data) for p, data in zip(fits, (dynamic(rows), fixed(rows)), strict=True)]
+    both = (dynamic(rows), fixed(rows))
+    fits = [lw.fit(model, data, "classification", structure=structure, params=params) for data in both]
+    searched = params == "last_layer" or structure == "diag"
+    tuned = [lw.tune(p, validation=data) for p, data in zip(fits, both, strict=True)] if searched else fits
     for a, b in (fits, tuned):
         assert_close(a.log_evidence().detach(), b.log_evidence().detach(), rtol=1e-8)
         found, whole = a.predict(dynamic(rows)), b.predict(fixed(rows))
         assert_close(found.probs[found.present], whole.probs[found.present], rtol=1e-8)
         labels = padded(rows)["labels"]
-        assert_close(found.log_prob(labels), whole.log_prob(labels), rtol=1e-8, atol=1e-10)
+        assert_close(found.log_prob(labels), whole.log_prob(labels), rtol=1e-8)
 
 
 def test_products_with_the_data_take_any_length():
@@ -478,7 +477,7 @@ def test_lengths_the_fit_has_not_seen(tmp_path: Path):
         x = {k: v for k, v in padded(longer).items() if k != "labels"}
         assert some.outputs(x).mean.shape == some.outputs(x).var.shape == (3, 9, C)
         assert some.functions(2)(x).shape == (2, 3, 9, C)
-        refined = lw.refine(some, dynamic(rows + longer))
+        refined = lw.refine(some, dynamic(rows))
         assert refined.predict(dynamic(longer)).probs.shape == (3, 9, C)
         assert lw.alarm(some, dynamic(longer)).features.shape[0] == 3
 
@@ -493,7 +492,6 @@ def test_one_label_for_texts_of_any_length():
     loader = DataLoader(rows, batch_size=3, collate_fn=collate)  # type: ignore[arg-type]
     whole = [collate(rows)]
     model = Tagger(pooled=True)
-    a, b = (
-        lw.tune(lw.fit(model, data, "classification", structure="full"), validation=data) for data in (loader, whole)
-    )
+    fits = [(lw.fit(model, data, "classification", structure="full"), data) for data in (loader, whole)]
+    a, b = (lw.tune(posterior, validation=data) for posterior, data in fits)
     assert_close(a.predict(loader).probs, b.predict(whole).probs, rtol=1e-6)
