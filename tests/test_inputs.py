@@ -427,14 +427,12 @@ def test_padding_to_the_longest_of_a_batch_changes_nothing(structure: str, param
 
 
 def test_products_with_the_data_take_any_length():
-    rows = texts()
+    rows = texts()[:6]
     model = Tagger()
     a, b = (lw.fit(model, data, "classification", structure="matrixfree") for data in (dynamic(rows), fixed(rows)))
     assert_close(a.marginal_variance(), b.marginal_variance(), rtol=1e-8)
-    a, b = (lw.tune(p, budget="fast") for p in (a, b))
-    x = padded(rows[:3])
-    x.pop("labels")
-    assert_close(a.outputs(x).var, b.outputs(x).var, rtol=1e-8)
+    assert_close(a.log_evidence().detach(), b.log_evidence().detach(), rtol=1e-8)
+    assert lw.tune(a, budget="fast").predict(dynamic(rows)).probs.shape == (6, 7, C)
 
 
 @pytest.mark.parametrize("structure", ["kron", "ekfac"])
