@@ -9,10 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Subset, TensorDataset
 
 import lapwing as lw
 from lapwing import registry
@@ -115,6 +116,31 @@ class Routed(nn.Module):
         return out
 
 
+class Tokens(nn.Module):
+    """(B, T) → (B, T, 3)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(3, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.embedding(x)))
+
+
+def tokens() -> nn.Module:
+    return Tokens()
+
+
+def images(n_classes: int = 3) -> nn.Module:
+    return nn.Conv2d(1, n_classes, 3, padding=1)
+
+
+def of_lengths(model: nn.Module) -> Any:
+    """A prediction of data with five positions and of data with three."""
+    posterior = lw.fit(model, (TOKENS, TOKENS), "classification")
+    return posterior.predict([(TOKENS, TOKENS), (TOKENS[:, :3], TOKENS[:, :3])])
+
+
 def double(x: Tensor) -> Tensor:
     return 2 * x
 
@@ -170,6 +196,8 @@ X, LABELS = inputs(), torch.arange(N) % 3
 ZERO_ONE = torch.arange(N) % 2
 COUNTS = torch.arange(N)
 TWO_BATCHES = [(X, LABELS), (X, LABELS)]
+TOKENS = torch.arange(20).reshape(4, 5) % 3
+TABLE_OF_WORDS = pd.DataFrame({"age": range(N), "name": list("abcdef"), "hole": [1.0, 2.0, None, 4.0, 5.0, 6.0]})
 
 
 def spoilt(tensor: Tensor, index: tuple[int, ...], value: float) -> Tensor:
@@ -261,9 +289,10 @@ MODELS = [
     Row("NaN weight", with_nan_weight, fit(), VALUE, ("'4.weight'", "NaN")),
     Row("complex weights", lambda: nn.Linear(2, 3, dtype=torch.complex64), fit(), VALUE, ("'weight'", "complex64", "real")),
     Row("lazy module", lazy, fit(), VALUE, ("'0.weight'", "not initialised", "forward pass")),
-    Row("tuple outputs", computing(lambda f: (f, f)), fit(), TYPE, ("returned tuple", "(B, C)", ".logits", "Wrap")),
+    Row("tuple outputs", computing(lambda f: (f, f)), fit(), TYPE, ("returned tuple of 2", "(B, C)", ".logits", "Wrap")),
     Row("no outputs", computing(lambda f: None), fit(), TYPE, ("returned NoneType", "Wrap")),
-    Row("mapping outputs", computing(lambda f: {"scores": f}), fit(), TYPE, ("returned dict", ".logits")),
+    Row("mapping outputs", computing(lambda f: {"scores": f}), fit(), TYPE, ("returned dict with the keys 'scores'", ".logits", "'logits'")),
+    Row("logits that are no tensor", computing(lambda f: {"logits": [f], "loss": f}), fit(), TYPE, ("'logits', 'loss'", "Wrap")),
     Row("integer outputs", computing(lambda f: f.argmax(-1)), fit(), VALUE, ("int64", "floating-point", "logits")),
     Row("complex outputs", computing(lambda f: f * 1j), fit(), VALUE, ("complex64", "floating-point")),
     Row("NaN outputs", computing(lambda f: f / 0 - f / 0), fit(), VALUE, ("outputs", "NaN", "first batch")),
@@ -272,7 +301,13 @@ MODELS = [
     Row("outputs without entries", computing(lambda f: f[:, :0]), fit(), SHAPE, ("no outputs", "(3, 0)")),
     Row("data that go past a layer", Routed, fit(), MODEL, ("'left'", "(4, 2)", "6 data", "shuffle", "params=")),
     Row("rows that see each other", neighbourly, fit(), VALUE, ("other rows", "track_running_stats=False")),
-    Row("outputs of changing length", computing(lambda f: f.unsqueeze(1).expand(-1, 2 if len(f) == 2 else 1, -1)), fit([(X, LABELS[:, None]), (X[:2].double(), LABELS[:2, None])]), SHAPE, ("batch 1", "(2, 2, 3)", "one shape")),
+    Row("outputs of changing length", computing(lambda f: f.unsqueeze(1).expand(-1, 2 if len(f) == 2 else 1, -1)), fit([(X, LABELS[:, None]), (X[:2].double(), LABELS[:2, None])]), SHAPE, ("batch 1", "(2, 2, 3)", "2 positions", "labels have 1")),
+    Row("outputs of changing width", computing(lambda f: f[:, :2] if len(f) == 2 else f), fit([(X, LABELS), (X[:2].double(), LABELS[:2])]), SHAPE, ("batch 1", "(2, 2)", "one shape")),
+    Row("longer outputs than labels", tokens, fit([(TOKENS, TOKENS), (TOKENS[:, :3], TOKENS[:, :2])]), SHAPE, ("batch 1", "3 positions", "labels have 2", "ignore_index")),
+    Row("labels longer than the outputs at once", tokens, fit([(TOKENS[:, :2], TOKENS)]), SHAPE, ("batch 0", "(4, 2)", "(4, 5)")),
+    Row("classes on axis 1", images, fit([(real(4, 1, 6, 5), LABELS[:4, None, None].expand(4, 6, 5))]), SHAPE, ("(4, 6, 5)", "(B, 3, 6, 5)", "lw.Categorical(class_axis=1)")),
+    Row("classes last after all", tokens, fit([(TOKENS, TOKENS)], lw.Categorical(class_axis=1)), SHAPE, ("(4, 5)", "lw.Categorical(class_axis=-1)")),
+    Row("one logit per pixel", lambda: images(1), fit([(real(4, 1, 6, 5), LABELS[:4, None, None].expand(4, 6, 5) % 2)]), SHAPE, ("lw.Bernoulli()", "y.unsqueeze(1)")),
     Row("infinite outputs later", computing(torch.exp), fit([(X, LABELS), (1e4 * X, LABELS)]), NUMBERS, ("batch 1", "infinite", "inputs")),
 ]  # fmt: skip
 
@@ -297,7 +332,7 @@ DATA = [
     Row("model as data", three, lambda m: lw.fit(m, m, "classification"), TYPE, ("data", "module Sequential", "first")),
     Row("Trainer as data", three, fit(of("transformers.trainer", "Trainer")), TYPE, ("data", "trainer.get_train_dataloader()")),
     Row("LightningDataModule as data", three, lambda m: lw.tune(classifier(m), of("lightning.pytorch.core.datamodule", "LightningDataModule")), TYPE, ("data", "datamodule.train_dataloader()")),
-    Row("data frame as data", three, fit(of("pandas.core.frame", "DataFrame")), TYPE, ("DataFrame", "to_numpy()")),
+    Row("data frame as data", three, fit(of("pandas.core.frame", "DataFrame")), TYPE, ("DataFrame", "(df[features], df[target])")),
     Row("dictionary of splits as data", three, fit(of("datasets.dataset_dict", "DatasetDict")), TYPE, ("DatasetDict", 'splits["train"]')),
     Row("three in a batch", three, fit([(X, X, LABELS)]), TYPE, ("batch 0", "tuple of 3", "((x1, x2), y)")),
     Row("three arrays", three, fit((X, X, LABELS)), TYPE, ("3", "((X1, X2), Y)")),
@@ -312,6 +347,35 @@ DATA = [
     Row("sparse x", three, fit([(X.to_sparse(), LABELS)]), TYPE, ("batch 0", "sparse_coo", "to_dense")),
     Row("nested x", three, fit([(torch.nested.nested_tensor([X, X[:2]], layout=torch.jagged), LABELS[:2])]), TYPE, ("batch 0", "nested", "to_padded_tensor")),
     Row("x that is text", three, fit([("some text", LABELS)]), TYPE, ("batch 0", "str")),
+]  # fmt: skip
+
+NAMED = [
+    Row("a column that is not there", three, fit([{"image": X, "label": LABELS}], inputs="picture", targets="label"), VALUE, ("batch 0", "'picture'", "'image', 'label'", "inputs")),
+    Row("targets that are not there", three, fit([{"image": X, "label": LABELS}], inputs="image", targets="class"), VALUE, ("batch 0", "'class'", "'image', 'label'", "targets")),
+    Row("inputs named, targets not", three, fit([{"image": X, "label": LABELS}], inputs="image"), VALUE, ("'labels'", "'image', 'label'", 'targets="label"')),
+    Row("names for a pair", three, fit((X, LABELS), inputs="image"), TYPE, ("mapping batches", "(X, Y)")),
+    Row("a number as a name", three, fit([{"image": X, "label": LABELS}], inputs=3), TYPE, ("inputs", "column name", "3")),
+    Row("a name twice", three, fit([{"image": X, "label": LABELS}], inputs=["image", "image"]), VALUE, ("inputs", "once", "'image'")),
+    Row("one keyword for two columns", three, fit([{"a": X, "b": X, "label": LABELS}], inputs={"a": "x", "b": "x"}), VALUE, ("once", "'x'")),
+    Row("predict without its column", three, lambda m: lw.fit(m, [{"image": X, "label": LABELS}], "classification", inputs="image", targets="label").predict({"x": X}), VALUE, ("'image'", "'x'")),
+    Row("validation without its column", three, lambda m: lw.tune(lw.fit(m, [{"image": X, "label": LABELS}], "classification", inputs="image", targets="label"), validation=[{"x": X, "label": LABELS}]), VALUE, ("batch 0", "'image'", "'x', 'label'")),
+    Row("a column of text", three, fit([{"input": X, "text": ["a"] * N, "labels": LABELS}]), TYPE, ("batch 0", "'text'", "str", "inputs=")),
+    Row("a column too many", three, fit([{"input": X, "idx": LABELS, "labels": LABELS}]), MODEL, ("'idx'", "inputs=")),
+    Row("text in a table", three, fit((TABLE_OF_WORDS, LABELS)), TYPE, ("data: X", "'name'", "not numeric", "get_dummies")),
+    Row("text in a column of labels", three, fit((X, TABLE_OF_WORDS["name"])), TYPE, ("data: Y", "'name'", "cat.codes")),
+    Row("a hole in a table", three, fit((TABLE_OF_WORDS[["hole", "age"]], LABELS)), VALUE, ("data: X", "(2, 0)", "NaN")),
+    Row("a table without targets", three, fit(TABLE_OF_WORDS), TYPE, ("(X, Y)", "DataFrame")),
+    Row("rows of text", three, fit([{"input": "a", "labels": 1}] * N), TYPE, ("batch 0", "'input'", "str")),
+    Row("rows of different lengths", three, fit([{"input": [1.0, 2.0], "labels": 1}, {"input": [1.0], "labels": 0}]), SHAPE, ("batch 0", "'input'", "(1,)", "(2,)", "Pad", "collate_fn")),
+    Row("rows of different columns", three, fit([{"input": [1.0, 2.0], "labels": 1}, {"x": [1.0], "labels": 0}]), TYPE, ("same columns",)),
+    Row("one number a datum", lambda: nn.Linear(1, 3), fit((X[:, 0], LABELS)), MODEL, ("(3,)", "X[:, None]", "X.unsqueeze(1)")),
+    Row("one datum to predict", three, lambda m: classifier(m).predict(X[0]), MODEL, ("(2,)", "x[None]")),
+    Row("one datum to predict, linearly", lambda: nn.Linear(2, 3), lambda m: classifier(m).predict(X[0]), SHAPE, ("(3,)", "x[None]")),
+    Row("three in a batch to predict", three, lambda m: classifier(m).predict([(X, X, LABELS)]), TYPE, ("batch 0", "tuple of 3", "((x1, x2), y)")),
+    Row("nothing to predict", three, lambda m: classifier(m).predict(DataLoader(TensorDataset(X[:0]))), VALUE, ("no batch", "empty")),
+    Row("rows drawn at random to predict", three, lambda m: classifier(m).predict(DataLoader(TensorDataset(X), sampler=RandomSampler(X, replacement=True))), VALUE, ("at random", "shuffle")),
+    Row("no distribution where nothing is", tokens, lambda m: of_lengths(m).distribution, STRUCTURE, ("positions", "log_prob")),
+    Row("labels where nothing is", tokens, lambda m: of_lengths(m).log_prob(TOKENS.repeat(2, 1)), VALUE, ("3 positions", "ignore_index=-100")),
 ]  # fmt: skip
 
 TARGETS = [
@@ -598,7 +662,7 @@ REFINEMENT = [
     Row("exact Hessian of a refined posterior", three, lambda m: lw.exact_hessian(lw.refine(classifier(m)), (X, LABELS)), STRUCTURE, ("exact_hessian", "refine last")),
 ]  # fmt: skip
 
-TABLE = MODELS + DATA + TARGETS + CONSTRUCTORS + WORDS + PRIORS + GPS + POSTERIORS + TUNING + REFINEMENT
+TABLE = MODELS + DATA + NAMED + TARGETS + CONSTRUCTORS + WORDS + PRIORS + GPS + POSTERIORS + TUNING + REFINEMENT
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)

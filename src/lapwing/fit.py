@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,13 +15,13 @@ from torch import nn
 from lapwing import curvature, ranks, registry
 from lapwing.agreement import agreed, refuse_sharded
 from lapwing.curvature import Estimate, Fisher, Structure
-from lapwing.data import Batches, ModelInput, as_batches
-from lapwing.errors import InputError, located, warn
+from lapwing.data import Batches, Columns, ModelInput, as_batches
+from lapwing.errors import InputError, InputTypeError, located, warn
 from lapwing.likelihoods import Gaussian, Likelihood, Sites
 from lapwing.linearise import Linearised
 from lapwing.mistakes import warn_of_mistakes
 from lapwing.network import unwrapped
-from lapwing.observations import dropped_by_loader, encode_batch, observed
+from lapwing.observations import dropped_by_loader, encode_batch, longest_labels, observed, ragged
 from lapwing.params import ParamLayout, tied
 from lapwing.planning import (
     Choice,
@@ -66,6 +67,8 @@ def fit(
     fisher: Any = "auto",
     likelihood_scale: Any = 1.0,
     memory: str | float | None = None,
+    inputs: Any = None,
+    targets: Any = None,
     progress: bool | None = None,
     generator: torch.Generator | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -75,6 +78,9 @@ def fit(
 
     The model, its buffers, hooks, modes and gradients, and all global random states are untouched afterwards. Under
     torch.distributed the data are those of this rank, and the posterior is that of all ranks' data, on every rank.
+
+    `inputs` and `targets` name the columns of mapping batches, where those are not the model's keywords and `labels`:
+    one name, a list (positional arguments, in order) or a mapping {column: keyword}. The posterior remembers them.
 
     `checkpoint` names a directory where progress is written every so many seconds; after an interruption the same call
     goes on from there, to the same bits. A loader that shuffles is then read in its data set's order.
@@ -91,7 +97,8 @@ def fit(
     else:
         refuse_factors_of_a_selection(chosen)
     with random_state_kept():
-        batches = as_batches(data) if checkpoint is None else in_order(as_batches(data))
+        batches = _named(data, Columns.of(inputs, targets))
+        batches = batches if checkpoint is None else in_order(batches)
         order = _Order(
             model, likelihood, batches, prior, kind, scale, budget, progress, isinstance(prior, _Placeholder)
         )
@@ -124,6 +131,7 @@ class _Order:
     def looked_at(self, layout_choice: LayoutChoice) -> _View:
         """Everything that can be refused is refused here, before the pass."""
         linearised, family, (x, y) = _prepare(self.model, layout_choice, self.likelihood, self.batches.first_of_all())
+        linearised = _as_long_as_the_longest(linearised, family, self.batches)
         prior = registry.prior(self.prior, linearised.layout).on(linearised.network.device)
         return _View(self, linearised, family, prior, x, y)
 
@@ -219,6 +227,7 @@ class _View:
             why=taken.why,
             readout=Readout(newton=isinstance(structure, curvature.GP) and structure.mean == "newton"),
             source=self.order.batches,
+            columns=self.order.batches.columns,
             untuned=self._untuned(structure),
         )
 
@@ -238,6 +247,8 @@ def plan(
     params: Any = "all",
     fisher: Any = "auto",
     memory: str | float | None = None,
+    inputs: Any = None,
+    targets: Any = None,
     n_inputs: int | None = None,
 ) -> Plan:
     """What each structure would cost on this model and data, and what `auto` would take; print it.
@@ -250,7 +261,7 @@ def plan(
     kind, selector, budget = registry.fisher(fisher, seeded(None)), registry.selector(params), parse_memory(memory)
     layout_choice = registry.layout_choice(params) if selector is None else _planned(selector)
     with random_state_kept():
-        batches = as_batches(data)
+        batches = _named(data, Columns.of(inputs, targets))
         last = _last_layer(model, batches)
         whole = _rehearsal(model, layout_choice, likelihood, batches)
         asked = [("all" if params == "all" else "as asked", whole)]
@@ -292,6 +303,16 @@ def prior(
         return registry.grouped_prior(unwrapped(model), precision, groups, mean, data)
 
 
+def _named(data: Any, columns: Columns | None) -> Batches:
+    batches = as_batches(data, columns=columns)
+    if columns is not None and batches.in_memory and not isinstance(data[0], Mapping):
+        raise InputTypeError(
+            "inputs= and targets= name the columns of mapping batches, but the data are a pair (X, Y). Leave the names "
+            "out, or pass batches that are mappings."
+        )
+    return batches
+
+
 def _n_parts(linearised: Linearised, likelihood: Likelihood) -> int:
     return linearised.k if isinstance(likelihood, Gaussian) and likelihood.per_output else 1
 
@@ -304,9 +325,21 @@ def _prepare(
     linearised = linearise(model, layout_choice, x)
     family = registry.likelihood(likelihood, linearised.datum_shape)
     _check_class_axis(family, linearised.datum_shape)
+    sites = Sites(linearised.datum_shape, family.class_axis)
     with located("batch 0"):
-        first = encode_batch(x, y, family, Sites(linearised.datum_shape, family.class_axis))
+        if ragged(family, sites):
+            family.encode(y, sites, x.n)  # as they came: one label for every position of the outputs
+        first = encode_batch(x, y, family, sites)
     return linearised, family, first
+
+
+def _as_long_as_the_longest(linearised: Linearised, family: Likelihood, batches: Batches) -> Linearised:
+    """Outputs with a place for every label, where some data have more of them than those of the first batch."""
+    sites = Sites(linearised.datum_shape, family.class_axis)
+    if not ragged(family, sites):
+        return linearised
+    shape = sites.with_positions(longest_labels(batches, sites))
+    return replace(linearised, datum_shape=shape, ragged=1 - sites.axis)
 
 
 def _fixed(layout: ParamLayout) -> LayoutChoice:

@@ -28,7 +28,7 @@ _AS_DATA = [
     (_LIGHTNING, "LightningDataModule", "a LightningDataModule", "Pass its loader: datamodule.train_dataloader()"),
     (_LIGHTNING, "Trainer", "a Lightning Trainer", "Pass the loader: trainer.train_dataloader"),
     (("datasets",), "DatasetDict", "a DatasetDict", 'Pass a loader of one split: DataLoader(splits["train"], ...)'),
-    (("pandas",), "DataFrame", "a DataFrame", "Pass arrays: (df[features].to_numpy(), df[target].to_numpy())"),
+    (("pandas",), "DataFrame", "a DataFrame", "Pass inputs and targets: (df[features], df[target])"),
 ]
 
 

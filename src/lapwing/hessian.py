@@ -11,7 +11,7 @@ import torch
 
 from lapwing._types import Float, Tensor
 from lapwing.curvature import Estimate, Full
-from lapwing.data import ModelInput, as_batches
+from lapwing.data import ModelInput
 from lapwing.errors import NumericalError, StructureError
 from lapwing.observations import observed
 from lapwing.operators import DenseCurvature
@@ -74,6 +74,8 @@ class ExactHessian:
 def exact_hessian(posterior: Posterior, data: Any, *, progress: bool | None = None) -> ExactHessian:
     """The Hessian of the summed loss at the posterior's weights: P double-backward passes per batch."""
     posterior.check_unrefined("exact_hessian")
+    batches = posterior.batches(data)
+    posterior = posterior.covering(batches)
     p = posterior.layout.p
     if p > _MAX_PARAMETERS:
         raise StructureError(
@@ -82,7 +84,7 @@ def exact_hessian(posterior: Posterior, data: Any, *, progress: bool | None = No
         )
     H = torch.zeros(p, p, dtype=torch.float64, device=posterior.linearised.network.device)
     with random_state_kept():
-        for x, y in observed(as_batches(data), posterior.likelihood, posterior.sites, progress=progress):
+        for x, y in observed(batches, posterior.likelihood, posterior.sites, progress=progress):
             H += _of_batch(posterior, x, y)
     return ExactHessian(posterior, (H + H.T) / 2)
 

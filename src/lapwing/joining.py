@@ -79,6 +79,7 @@ class Joiner:
             return {}
         (x, y), span = self.waiting.pair(), [self.waiting.first.origin, self.waiting.last]
         arguments = {"args": list(x.args), "kwargs": dict(x.kwargs), "n": x.n, "shared": sorted(x.shared)}
+        arguments["positions"] = x.positions
         return {**arguments, "y": y, "span": span, "sizes": list(self.waiting.sizes)}
 
     def restore(self, state: State) -> None:
@@ -90,7 +91,7 @@ class Joiner:
                 state["span"][0],
                 frozenset(state["shared"]),
             )
-            x = ModelInput(*arguments)
+            x = replace(ModelInput(*arguments), positions=state.get("positions"))
             self.waiting = _Group(x, state["y"], self.at_most)
             self.waiting.last, self.waiting.sizes = state["span"][1], tuple(state["sizes"])
 
@@ -107,7 +108,9 @@ class _Group:
 
     def takes(self, x: ModelInput, y: Tensor) -> bool:
         first = self.first
-        if self.n + x.n > self.at_most or len(x.args) != len(first.args) or [*x.kwargs] != [*first.kwargs]:
+        if self.n + x.n > self.at_most or x.positions != first.positions:
+            return False
+        if len(x.args) != len(first.args) or [*x.kwargs] != [*first.kwargs]:
             return False
         return _fits(y, self.y) and all(
             x.batched(new) == first.batched(old) and (_fits(new, room) if x.batched(new) else _same(new, old))

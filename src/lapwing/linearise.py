@@ -44,6 +44,7 @@ class Linearised:
     layout_of_images: torch.memory_format = torch.preserve_format  # in which they go through the network when traced
     last: str | None = None  # the module whose output is the network's
     shared: frozenset[str] = frozenset()  # names of the model's arguments that carry no batch
+    ragged: int | None = None  # the axis of a datum along which outputs may be shorter: zeros stand for the rest
     datum_floats: int | None = None  # numbers that a forward pass keeps for each datum; None: there is no telling
     chosen_jvp: list[Callable[..., Tensor]] = field(default_factory=list, repr=False)  # J v, once a way was found
 
@@ -100,7 +101,7 @@ class Linearised:
     def outputs(self, x: ModelInput) -> Float[Tensor, "n k"]:
         """f(x; θ*)."""
         with self.network.borrowed() as network, torch.no_grad():
-            return self.flat(network(self.network.placed(x), {}), x.n)
+            return self.flat(network(self.network.placed(x), {}), x.n, x.positions)
 
     def outputs_at(self, x: ModelInput, thetas: Float[Tensor, "s p"]) -> Float[Tensor, "s n k"]:
         """f(x; θ_s): the network itself at other weights, not its linearisation."""
@@ -145,7 +146,7 @@ class Linearised:
 
     def _traced(self, x: ModelInput, leaves: Mapping[str, Tensor]) -> Trace:
         with recording({path: self.network.model.get_submodule(path) for path in self.ruled}) as calls:
-            f = self.flat(self.network(x, leaves), x.n)
+            f = self.flat(self.network(x, leaves), x.n, x.positions)
         last = None if self.last is None else OutputLayer.of(calls[self.last], places(self.whole, self.last), f)
         return Trace(self, x, leaves, calls, f, last)
 
@@ -155,13 +156,46 @@ class Linearised:
         with self.borrowed() as own:
             yield replace(own, ruled=(), last=None)._trace(self.network.placed(x))
 
-    def flat(self, output: Tensor, n: int) -> Float[Tensor, "n k"]:
+    def datum_shape_at(self, x: ModelInput) -> tuple[int, ...]:
+        """The shape of the outputs of these inputs, if they differ from the usual along the axis that may."""
+        if self.ragged is None:
+            return self.datum_shape
+        with self.network.borrowed() as network, torch.no_grad():
+            found = tuple(network(self.network.placed(x.rows(slice(0, 1))), {}).shape[1:])
+        return found if self._differs_in_length(found) else self.datum_shape
+
+    def _differs_in_length(self, found: tuple[int, ...]) -> bool:
+        others = [size for axis, size in enumerate(self.datum_shape) if axis != self.ragged]
+        return len(found) == len(self.datum_shape) and [s for i, s in enumerate(found) if i != self.ragged] == others
+
+    def flat(self, output: Tensor, n: int, positions: int | None = None) -> Float[Tensor, "n k"]:
+        """One row per datum. Outputs of fewer positions than usual go on with zeros, which no label belongs to.
+
+        `positions`: how many labels these data have, where that may differ.
+        """
+        if self.ragged is not None and output.ndim == len(self.datum_shape) + 1 and len(output) == n:
+            output = self._lengthened(output, positions)
         if output.numel() != n * self.k:
             raise ShapeError(
                 f"The model gave outputs of shape {tuple(output.shape)} for {n} inputs; the first batch had shape "
-                f"(n, {', '.join(map(str, self.datum_shape))}). All data must have outputs of one shape."
+                f"(n, {', '.join(map(str, self.datum_shape))}). All data must have outputs of one shape, and the batch "
+                "as first axis (one datum alone: x[None])."
             )
         return output.reshape(n, self.k)
+
+    def _lengthened(self, output: Tensor, positions: int | None) -> Tensor:
+        assert self.ragged is not None
+        axis = self.ragged + 1
+        found, usual = output.shape[axis], self.datum_shape[self.ragged]
+        if positions not in (None, found):
+            raise ShapeError(
+                f"The model gave outputs of shape {tuple(output.shape)}, which have {found} positions, but the labels "
+                f"have {positions}. Label every position, with ignore_index where there is no label."
+            )
+        if found >= usual or not self._differs_in_length(tuple(output.shape[1:])):
+            return output
+        after = [0, 0] * (output.ndim - 1 - axis)
+        return torch.nn.functional.pad(output, [*after, 0, usual - found])
 
 
 @dataclass(frozen=True, eq=False)

@@ -135,14 +135,7 @@ class Network:
         """The raw output with some tensors replaced; of a borrowed network only."""
         fresh = {name: self.tensors[name].clone() for name in self.buffers}  # a forward pass may write into these
         install(self.model, {**self.tensors, **fresh, **replaced}, self.aliases)
-        output = self._forward(x)
-        output = getattr(output, "logits", output)
-        if not isinstance(output, Tensor):
-            raise InputTypeError(
-                f"The model returned {type(output).__name__}; expected a tensor (B, C), (B, …, C) or (B,), or an "
-                "object with `.logits`. Wrap the model so that its forward returns the outputs only."
-            )
-        return output
+        return _logits(self._forward(x))
 
     def _forward(self, x: ModelInput) -> Any:
         try:
@@ -153,7 +146,33 @@ class Network:
             raise ModelError(
                 f"The model's own forward pass raised {type(error).__name__}: {error} "
                 f"(it was called with {x.described()}). Check that the data are what the model was trained on."
+                f"{x.advice() or _columns_advice(error, x)}"
             ) from error
+
+
+def _logits(output: Any) -> Tensor:
+    """The outputs among what a model returns: itself, its `logits`, or the one entry of a tuple."""
+    found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
+    if isinstance(found, tuple) and len(found) == 1:
+        found = found[0]
+    if isinstance(found, Tensor):
+        return found
+    what = type(output).__name__
+    if isinstance(output, Mapping):
+        what += f" with the keys {', '.join(map(repr, output)) or 'none'}"
+    elif isinstance(output, tuple):
+        what += f" of {len(output)}"
+    raise InputTypeError(
+        f"The model returned {what}; expected a tensor (B, C), (B, …, C) or (B,), or an object with `.logits` or a "
+        "mapping with 'logits'. Wrap the model so that its forward returns the outputs only."
+    )
+
+
+def _columns_advice(error: Exception, x: ModelInput) -> str:
+    """What to do about columns that are no arguments of the model."""
+    if not isinstance(error, TypeError) or not x.kwargs:
+        return ""
+    return " Mapping batches go to the model as keyword arguments; inputs= names the columns that are inputs."
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

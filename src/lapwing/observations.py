@@ -6,13 +6,16 @@ from collections.abc import Iterator, Sized
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from lapwing import ranks
 from lapwing.data import Batches, ModelInput
 from lapwing.errors import ShapeError, located
-from lapwing.likelihoods import Likelihood, Sites
+from lapwing.likelihoods import Categorical, Likelihood, Sites
 from lapwing.progress import shown
+from lapwing.sandbox import random_state_kept
 
 
 def observed(
@@ -27,7 +30,32 @@ def observed(
 
 def encode_batch(x: ModelInput, y: Any, likelihood: Likelihood, sites: Sites) -> tuple[ModelInput, Tensor]:
     x = _paired(x, y)
-    return x, likelihood.encode(y, sites, x.n)
+    if ragged(likelihood, sites) and isinstance(y, Tensor) and y.ndim == 2:
+        x = replace(x, positions=y.shape[1])
+    return x, likelihood.encode(lengthened(y, likelihood, sites), sites, x.n)
+
+
+def ragged(likelihood: Likelihood, sites: Sites) -> bool:
+    """Whether data may have different numbers of positions: one label each along one axis, some of them ignored."""
+    return isinstance(likelihood, Categorical) and len(sites.site_shape) == 1 and len(sites.datum_shape) == 2
+
+
+def lengthened(y: Any, likelihood: Likelihood, sites: Sites) -> Any:
+    """Labels of a batch whose data have fewer positions than others have, with ignored ones for the rest."""
+    if not isinstance(likelihood, Categorical) or not ragged(likelihood, sites) or not isinstance(y, Tensor):
+        return y
+    if y.ndim != 2 or y.shape[1] >= sites.t or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        return y
+    return torch.nn.functional.pad(y.long(), [0, sites.t - y.shape[1]], value=likelihood.ignore_index)
+
+
+def longest_labels(data: Batches, sites: Sites) -> int:
+    """The most labels that a datum has: one pass over the data, without the model, unless they are all alike."""
+    longest = sites.t
+    if not data.alike:
+        with random_state_kept():
+            longest = max([longest, *(y.shape[1] for _, y in data if isinstance(y, Tensor) and y.ndim == 2)])
+    return max(ranks.gathered(longest))
 
 
 def _paired(x: ModelInput, y: Any) -> ModelInput:

@@ -10,7 +10,6 @@ import torch
 
 from lapwing import ranks, refinement, registry
 from lapwing.curvature import GP
-from lapwing.data import as_batches
 from lapwing.errors import InputError, InputTypeError, StructureError
 from lapwing.linear_model import in_fixed_order
 from lapwing.observations import observed
@@ -60,12 +59,13 @@ def refine(
     most = _MOST_STORED if memory is None else max(1, parse_memory(memory) // 8)
     draws = seeded(generator)
     _check(posterior)
-    batches = posterior.source if data is None else as_batches(data)
+    batches = posterior.source if data is None else posterior.batches(data)
     if batches is None:
         raise InputError(
             "refine needs the training data: lw.refine(posterior, data). The posterior remembers those of lw.fit, but "
             "not after more_data were added or it was loaded from a file."
         )
+    posterior = posterior.covering(batches)
     with random_state_kept(), torch.no_grad():
         fixed = in_fixed_order(batches)
         source = partial(observed, fixed, posterior.likelihood, posterior.sites, progress=progress, what="refine")

@@ -13,7 +13,7 @@ import torch
 
 from lapwing import em, evidence, normalised, priors, ranks, refinement, registry, tuning
 from lapwing.curvature import GP, NOT_KEPT, Ekfac, Exact, Keeper, Kron
-from lapwing.data import Batches, as_batches
+from lapwing.data import Batches
 from lapwing.diagnosis import TRUST_MARGIN
 from lapwing.errors import InputError, InputTypeError, StructureError
 from lapwing.likelihoods import Gaussian
@@ -96,7 +96,8 @@ def tune(
     method = by if isinstance(by, em.EM) else registry.choose("by", by, options)
     if method is not None:
         choice.check(posterior)
-    held_out = None if validation is None else as_batches(validation, "validation")
+    held_out = None if validation is None else posterior.batches(validation, "validation")
+    posterior = posterior.covering(None if data is None else posterior.batches(data), held_out)
     if method is None and held_out is None:
         raise InputError('tune(by="validation") needs held-out data: validation=(X, Y) or a loader.')
     if posterior.untuned:
@@ -202,7 +203,7 @@ class _Choice:
         if not self.linear_mode or self._skips_the_mode(posterior, budget):
             tuned = tuning.at_leisure(ascend, posterior, budget)(replace(posterior, expansion=None), noise=noise)
             return tuned if not self.linear_mode else replace(tuned, left_open=(_NO_MODE,))
-        batches = posterior.source if data is None else as_batches(data)
+        batches = posterior.source if data is None else posterior.batches(data)
         make = recurved = None
         source: Source = tuple
         if batches is not None:
@@ -280,7 +281,7 @@ class _Choice:
         progress: bool | None,
     ) -> Posterior:
         """By sampling-based EM."""
-        batches = posterior.source if data is None else as_batches(data)
+        batches = posterior.source if data is None else posterior.batches(data)
         if batches is None:
             raise InputError('tune(by="em") samples with the training data: lw.tune(posterior, data, by="em").')
         with random_state_kept(), torch.no_grad():
@@ -351,7 +352,7 @@ def _grouped(posterior: Posterior, groups: str | None, data: Any, *, by_evidence
         return posterior.with_prior(priors.regrouped(prior, make(prior.layout, 1.0, 0.0).on(prior.index.device)))
     if groups is None and normalised.cannot_normalise(posterior.linearised.network.model):
         return posterior
-    batches = posterior.source if data is None else as_batches(data)
+    batches = posterior.source if data is None else posterior.batches(data)
     x = None if batches is None else batches.first_of_all()[0]
     few = None if x is None else x.rows(slice(0, min(_FEW, x.n)))
     return _started(posterior.with_prior(normalised.normalised_prior(posterior.linearised, few, prior)))

@@ -73,7 +73,8 @@ def alarm(posterior: Posterior, held_out: Any, *, progress: bool | None = None) 
     if not isinstance(posterior, Posterior):
         raise InputTypeError(f"alarm: expected a Posterior from lw.fit or lw.tune, got {type(posterior).__name__}.")
     scorer = Scorer.of(posterior)
-    features = scored(labelled_or_not(held_out), lambda x, _: _checked(scorer(posterior.given(x))), progress=progress)
+    held = labelled_or_not(posterior, held_out)
+    features = scored(held, lambda x, _: _checked(scorer(posterior.given(x))), progress=progress)
     if not len(features):
         raise InputError("alarm: there are no held-out data to compare with.")
     return Alarm(posterior, features)

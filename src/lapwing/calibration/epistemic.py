@@ -100,7 +100,8 @@ class Scorer:
     def __call__(self, x: ModelInput) -> Float[Tensor, "n k"]:
         if not self.classes:
             return pushforward_marginal(self.posterior.weights, x).detach().double().sum(-1, keepdim=True)
-        pieces = [self._by_functions(x)] if self.posterior.averages_functions else self._by_gaussians(x)
+        at_x = replace(self, posterior=self.posterior.at(x), wider=self.wider.at(x))
+        pieces = [at_x._by_functions(x)] if self.posterior.averages_functions else at_x._by_gaussians(x)
         return torch.cat(list(pieces)).detach()
 
     def _by_gaussians(self, x: ModelInput) -> Iterator[Float[Tensor, "n k"]]:

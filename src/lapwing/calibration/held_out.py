@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from lapwing import ranks
 from lapwing._types import Float, Tensor
-from lapwing.data import Batches, ModelInput, as_batches, as_input
+from lapwing.data import Batches, Columns, ModelInput, is_array
 from lapwing.errors import located
+from lapwing.posterior import Posterior
 from lapwing.progress import shown
 from lapwing.sandbox import random_state_kept
 
@@ -37,12 +37,13 @@ class Unlabelled:
             yield self.x.rows(slice(start, start + ROWS)), None
 
 
-def labelled_or_not(held_out: Any) -> Batches | Unlabelled:
-    """Data as for `lw.fit`, whose targets nobody reads, or the inputs alone: a tensor, an array, a mapping."""
-    no_labels = isinstance(held_out, Mapping) and "labels" not in held_out
-    if no_labels or isinstance(held_out, torch.Tensor | np.ndarray):
-        return Unlabelled(as_input(held_out, "held_out"))
-    return as_batches(held_out, "held_out")
+def labelled_or_not(posterior: Posterior, held_out: Any) -> Batches | Unlabelled:
+    """Data as for `lw.fit`, whose targets nobody reads, or the inputs alone: a tensor, an array, a table, a mapping."""
+    targets = (posterior.columns or Columns()).targets
+    no_labels = isinstance(held_out, Mapping) and not any(name in held_out for name in targets)
+    if no_labels or is_array(held_out):
+        return Unlabelled(posterior.given(held_out))
+    return posterior.batches(held_out, "held_out")
 
 
 def scored(

@@ -17,7 +17,7 @@ from lapwing import ranks
 from lapwing._types import Bool, Float, Tensor
 from lapwing.calibration.held_out import scored
 from lapwing.calibration.order_statistics import quantile, rank
-from lapwing.data import ModelInput, as_batches
+from lapwing.data import ModelInput
 from lapwing.errors import InputError, InputTypeError, NumericalError, ShapeError, StructureError
 from lapwing.likelihoods import Bernoulli, Categorical, CustomLikelihood, Poisson
 from lapwing.observations import encode_batch
@@ -100,7 +100,7 @@ def conformal(posterior: Posterior, held_out: Any, level: float = 0.9, *, progre
     if not isinstance(posterior, Posterior):
         raise InputTypeError(f"conformal: expected a Posterior from lw.fit or lw.tune, got {type(posterior).__name__}.")
     _check(posterior, level)
-    batches = as_batches(held_out, "held_out")
+    batches = posterior.batches(held_out, "held_out")
     scores = scored(batches, partial(_held_out_scores, posterior), progress=progress)
     if not len(scores):
         raise InputError("conformal: every held-out label is ignore_index, so there is nothing to calibrate on.")

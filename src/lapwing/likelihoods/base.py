@@ -44,6 +44,10 @@ class Sites:
         """The datum's shape without its class axis: what one label per term looks like."""
         return self.datum_shape[: self.axis] + self.datum_shape[self.axis + 1 :]
 
+    def with_positions(self, n: int) -> tuple[int, ...]:
+        """The shape of a datum that has so many terms along its one axis of sites."""
+        return (n, self.c) if self.axis == 1 else (self.c, n)
+
     def split(self, f: Tensor) -> Tensor:
         """(B, *datum_shape) or (B, K) → (B, T, C)."""
         f = f.reshape(f.shape[0], *self.datum_shape)

@@ -39,7 +39,8 @@ class Categorical(Likelihood):
         labels = as_tensor(y, likelihood="Categorical")
         self._check_kind(labels, sites, n)
         meaning = f"one integer label per term of {sites.c} logits"
-        labels = in_shape(labels, (n, *sites.site_shape), likelihood="Categorical", meaning=meaning)
+        advice = self._axis_advice(labels, sites, n)
+        labels = in_shape(labels, (n, *sites.site_shape), likelihood="Categorical", meaning=meaning, advice=advice)
         labels = labels.long()
         self._check_range(labels, sites.c)
         return labels.reshape(n, sites.t)
@@ -68,6 +69,18 @@ class Categorical(Likelihood):
                 f"Categorical needs integer labels in [0, {sites.c}), but {labels.dtype} came. "
                 "Use y.long() if these are class numbers, or Gaussian() if they are real values."
             )
+
+    def _axis_advice(self, labels: Tensor, sites: Sites, n: int) -> str:
+        """Labels that fit the outputs with the classes on another axis, as those of segmentation do."""
+        for axis in (1, -1):
+            other = Sites(sites.datum_shape, axis)
+            if other.axis == sites.axis or tuple(labels.shape) != (n, *other.site_shape):
+                continue
+            outputs = f"the outputs (B, {', '.join(map(str, sites.datum_shape))}) fit them"
+            if other.c == 1:
+                return f"{outputs} as one logit per label: lw.Bernoulli() with targets y.unsqueeze({axis})"
+            return f"{outputs} with the {other.c} classes on axis {axis}: lw.Categorical(class_axis={axis})"
+        return ""
 
     def _check_range(self, labels: Tensor, c: int) -> None:
         outside = ((labels < 0) | (labels >= c)) & (labels != self.ignore_index)

@@ -21,7 +21,7 @@ from lapwing.linear_model.mode import (
     solve_mode,
     solve_near,
 )
-from lapwing.linear_model.order import in_fixed_order, unshuffled
+from lapwing.linear_model.order import in_data_order, in_fixed_order, unshuffled
 from lapwing.linear_model.refinement import Elbo, Refinement
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "StoredPiece",
     "StreamedDesign",
     "design",
+    "in_data_order",
     "in_fixed_order",
     "is_stored",
     "most_work",

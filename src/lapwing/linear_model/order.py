@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
-from lapwing.data import Batches, ModelInput
+from lapwing.data import Batches, ModelInput, Unlabelled
+from lapwing.errors import InputError
 
 
 def in_fixed_order(data: Batches) -> Batches:
@@ -17,14 +19,14 @@ def in_fixed_order(data: Batches) -> Batches:
     its own, is read once.
     """
     fixed = unshuffled(data)
-    return Batches([_copied(x, y) for x, y in data]) if fixed is None else fixed
+    return replace(data, source=[_copied(x, y) for x, y in data]) if fixed is None else fixed
 
 
 def unshuffled(data: Batches) -> Batches | None:
     """The same data in an order that the next process would find too; None where there is no telling."""
     source = data.source
     if not isinstance(source, DataLoader):
-        return data if isinstance(source, list | tuple) or data.in_memory else None
+        return data if isinstance(source, list | tuple) or data.in_order else None
     if isinstance(source.dataset, IterableDataset) or source.batch_size is None:
         return None
     if isinstance(source.sampler, SequentialSampler | DistributedSampler):  # the latter shuffles by its epoch alone
@@ -33,14 +35,27 @@ def unshuffled(data: Batches) -> Batches | None:
         return None
     if source.sampler.num_samples != len(source.sampler.data_source):
         return None
-    return Batches(
-        DataLoader(
-            source.dataset,
-            batch_size=source.batch_size,
-            num_workers=source.num_workers,
-            collate_fn=source.collate_fn,
-        )
+    loader: DataLoader[Any] = DataLoader(
+        source.dataset,
+        batch_size=source.batch_size,
+        num_workers=source.num_workers,
+        collate_fn=source.collate_fn,
     )
+    return replace(data, source=loader)
+
+
+def in_data_order(data: Unlabelled) -> Unlabelled:
+    """A loader that shuffles without the shuffle, so that row i belongs to datum i; all others as they are."""
+    found = unshuffled(Batches(data.source))
+    if found is not None:
+        return replace(data, source=found.source)
+    sampler = data.source.sampler if isinstance(data.source, DataLoader) else None
+    if isinstance(sampler, RandomSampler):
+        raise InputError(
+            "predict: this loader draws its rows at random (with replacement, fewer than there are, or with "
+            "drop_last=True), so that nobody could tell which row is which. Use a DataLoader without shuffle."
+        )
+    return data
 
 
 def _copied(x: ModelInput, y: Any) -> tuple[ModelInput, Any]:

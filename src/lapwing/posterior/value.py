@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NoReturn
@@ -14,13 +15,13 @@ import torch
 from lapwing import evidence, predictive, ranks, registry
 from lapwing._types import Float, Scalar, Tensor
 from lapwing.curvature import GP, Ekfac, Estimate, Fisher, FitStatistics, Sampled, Structure, estimate
-from lapwing.data import Batches, ModelInput, as_batches, as_input
+from lapwing.data import Batches, Columns, ModelInput, as_batches, as_input, as_inputs
 from lapwing.diagnosis import NOISE_BOUNDS, PRECISION_BOUNDS, Diagnosis
-from lapwing.errors import InputTypeError, NumericalError, StructureError, warn
+from lapwing.errors import InputError, InputTypeError, NumericalError, StructureError, located, warn
 from lapwing.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Sites
-from lapwing.linear_model import Expansion, Refinement, in_fixed_order
+from lapwing.linear_model import Expansion, Refinement, in_data_order, in_fixed_order
 from lapwing.linearise import Linearised
-from lapwing.observations import observed
+from lapwing.observations import longest_labels, observed, ragged
 from lapwing.operators import (
     Curvature,
     Precision,
@@ -34,12 +35,17 @@ from lapwing.posterior.views import FunctionDraws, JointOutputs, Outputs
 from lapwing.predictive import MANY_OUTPUTS, Frame, Prediction, WeightGaussian
 from lapwing.predictive.link_rules import DEFAULT, Link
 from lapwing.priors import GaussianPrior
+from lapwing.progress import shown
 from lapwing.sampling import WeightDraws, copy_deviations, counted, seeded, weight_deviations
 from lapwing.sandbox import plain_tensors, random_state_kept
 
 _MAX_COVARIANCE = 5_000
 _MOST_KEPT = 1 << 24  # numbers of such draws that are kept between calls
+_FLOATS_OF_DRAWS = 1 << 20  # of outputs at once: several passes over them stay in the cache
 _FUNCTION_PAIRS = 16  # of functions f ± J (θ − θ*) that predictions of many outputs average
+
+
+_OfPiece = Callable[["Posterior", ModelInput], Prediction]  # by the posterior for outputs of the piece's shape
 
 
 def passes_over(
@@ -49,6 +55,10 @@ def passes_over(
     if structure.by_products:
         return partial(observed, in_fixed_order(data), likelihood, sites, progress=False)
     return partial(observed, data, likelihood, sites, progress=progress)
+
+
+def _by_functions(deviations: Float[Tensor, "s p"], frame: Frame) -> _OfPiece:
+    return lambda at_x, x: at_x._by_draws(predictive.antithetic_draws(at_x.weights, x, deviations), frame)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +102,7 @@ class Posterior:
     refinement: Refinement | None = None  # how lw.refine went; None: it was not called
     left_open: tuple[str, ...] = ()  # what tuning did not solve within its budget, in words
     draws: WeightDraws | None = None  # what lw.tune(by="em") found hyperparameters with, and goes on from
+    columns: Columns | None = None  # what mapping batches hold, where `lw.fit` was told
     untuned: bool = False  # the prior, and a noise that is estimated, are the defaults of lw.fit: nobody chose them
     first_predict: _Once = field(default_factory=_Once)  # a posterior that is untuned says so then
 
@@ -174,20 +185,61 @@ class Posterior:
 
     # --- the Gaussian over outputs, and predictions ----------------------------------------------
 
+    def batches(self, data: Any, where: str = "data") -> Batches:
+        """Data as for `lw.fit`, whose mappings hold the columns that were named there."""
+        return as_batches(data, where, self.columns)
+
     def given(self, x: Any) -> ModelInput:
         """The model's arguments; those that carried no batch in the fit carry none here."""
-        given = as_input(x)
+        named = self.columns is not None and isinstance(x, Mapping)
+        given = as_input(self.columns.x_of(x, "x") if self.columns is not None and named else x)
         return replace(given, shared=given.shared | self.linearised.shared)
+
+    def at(self, x: ModelInput) -> Posterior:
+        """The same posterior, for inputs whose outputs have as many positions as those of x."""
+        if not self.lengths_may_differ:
+            return self
+        return self.for_shape(self.linearised.datum_shape_at(x))
+
+    def covering(self, *data: Batches | None) -> Posterior:
+        """The same posterior, with outputs as long as the longest labels in any of these data."""
+        if not self.lengths_may_differ:
+            return self
+        sites = self.sites
+        longest = max([sites.t, *(n for each in data if each is not None for n in [longest_labels(each, sites)])])
+        return self.for_shape(sites.with_positions(longest))
+
+    @property
+    def lengths_may_differ(self) -> bool:
+        """Whether some data may have more positions, each with a label, than others."""
+        return ragged(self.likelihood, self.sites)
+
+    def for_shape(self, datum_shape: tuple[int, ...]) -> Posterior:
+        """The same posterior for outputs with another number of positions."""
+        own = self.linearised
+        if datum_shape == own.datum_shape:
+            return self
+        if isinstance(self.precision, SeparatePrecision):
+            raise StructureError(
+                f"This GP has weights of its own for each of the outputs {own.datum_shape} of a datum, and these data "
+                f'have outputs {datum_shape}. Pad them alike, or fit with structure="kron".'
+            )
+        at = None if self.expansion is None else replace(self.expansion, outputs=None)
+        other = replace(self, linearised=replace(own, datum_shape=datum_shape), expansion=at)
+        for name in ("curvature", "precision", "shift"):
+            other.__dict__[name] = getattr(self, name)
+        return other
 
     def outputs(self, x: Any) -> Outputs:
         """Mean and (co)variance of the network's outputs, without observation noise."""
         given = self.given(x)  # copied: the variances are computed later, and must be those of today's x
-        return Outputs(self, given.mapped(lambda v: v.clone() if isinstance(v, Tensor) else v, given.n))
+        return Outputs(self.at(given), given.mapped(lambda v: v.clone() if isinstance(v, Tensor) else v, given.n))
 
     @plain_tensors()
     def joint_outputs(self, x: Any) -> JointOutputs:
         """The Gaussian across all inputs: mean (B·K,), cov (B·K, B·K)."""
-        mean, cov = predictive.pushforward_joint(self.weights, self.given(x))
+        given = self.given(x)
+        mean, cov = predictive.pushforward_joint(self.at(given).weights, given)
         return JointOutputs(mean.to(self.dtype), cov.to(self.dtype))
 
     @plain_tensors()
@@ -206,15 +258,22 @@ class Posterior:
         link: Any = None,
         n_samples: int = 1000,
         generator: torch.Generator | None = None,
+        progress: bool | None = None,
     ) -> Prediction:
         """The predictive distribution at x: linearised ("glm") or by sampled weights through the network ("bnn").
+
+        `x`: the inputs of one batch, or a DataLoader, data set or other iterable of batches, with or without targets,
+        which are left out; the prediction is then of all rows, in the order of the data set, and the same as that of
+        all inputs in one tensor, draws included.
 
         Where a datum has more than 64 outputs (many classes, pixels or tokens), 32 draws of the linearised function are
         averaged by default; any `link` by name takes the exact covariance of every likelihood term instead.
         """
         if self.untuned and self.first_predict():
             warn(_untuned(self))
-        return self.predicted(x, predictive=predictive, link=link, n_samples=n_samples, generator=generator)
+        return self.predicted(
+            x, predictive=predictive, link=link, n_samples=n_samples, generator=generator, progress=progress
+        )
 
     def predicted(
         self,
@@ -224,6 +283,7 @@ class Posterior:
         link: Any = None,
         n_samples: int = 1000,
         generator: torch.Generator | None = None,
+        progress: bool | None = None,
     ) -> Prediction:
         """`predict` for callers inside the library, who know whether the posterior is tuned."""
         n_samples = counted("n_samples", n_samples)
@@ -233,32 +293,42 @@ class Posterior:
         of_piece = registry.choose("predictive", predictive, ways)(frame)
         few = predictive == "glm" and self.averages_functions and frame.link == DEFAULT
         n_draws = min(n_samples, self.n_functions) if few else n_samples
-        return self._by_pieces(self.given(x), of_piece, frame, n_draws).checked()
+        many = as_inputs(x, self.columns)
+        if many is None:
+            one = replace(self.given(x), origin="")
+            return self._by_pieces([one], of_piece, frame, n_draws).checked()
+        with random_state_kept():
+            batches = in_data_order(many)
+            seen = shown(batches, total=len(batches), what="predict", progress=progress)
+            return self._by_pieces(map(self.given, seen), of_piece, frame, n_draws).checked()
 
-    def _by_pieces(
-        self, x: ModelInput, of_piece: Callable[[ModelInput], Prediction], frame: Frame, n_draws: int
-    ) -> Prediction:
+    def _by_pieces(self, batches: Iterable[ModelInput], of_piece: _OfPiece, frame: Frame, n_draws: int) -> Prediction:
         """Some inputs at a time, every one with the same random numbers: draws of all take no memory together."""
-        step = max(1, min(self.chunk_floats // 4, 1 << 20) // (n_draws * self.linearised.k))
-        pieces = [x] if step >= x.n else [x.rows(slice(i, i + step)) for i in range(0, x.n, step)]
-        state, parts = frame.generator.get_state(), []
-        for piece in pieces:
-            frame.generator.set_state(state)
-            parts.append(of_piece(piece))
-        return predictive.concatenated(parts, [piece.n for piece in pieces])
+        state, parts, sizes = frame.generator.get_state(), [], []
+        for x in batches:
+            with located(x.origin) if x.origin else nullcontext():
+                at_x = self.at(x)
+                step = max(1, min(self.chunk_floats // 4, _FLOATS_OF_DRAWS) // (n_draws * at_x.linearised.k))
+                for piece in [x] if step >= x.n else [x.rows(slice(i, i + step)) for i in range(0, x.n, step)]:
+                    frame.generator.set_state(state)
+                    parts.append(of_piece(at_x, piece))
+                    sizes.append(piece.n)
+        if not parts:
+            raise InputError("predict: the data gave no batch: the loader or data set is empty.")
+        return predictive.concatenated(parts, sizes)
 
-    def _by_glm(self, frame: Frame) -> Callable[[ModelInput], Prediction]:
+    def _by_glm(self, frame: Frame) -> _OfPiece:
         if self.averages_functions and frame.link == DEFAULT:
             deviations = self._deviations(min(_FUNCTION_PAIRS, -(-frame.n_samples // 2)), frame.generator)
-            return partial(self._by_functions, deviations, replace(frame, n_samples=2 * len(deviations)))
-        return partial(self._by_gaussian, frame)
+            return _by_functions(deviations, replace(frame, n_samples=2 * len(deviations)))
+        return lambda at_x, x: at_x._by_gaussian(replace(frame, sites=at_x.sites), x)
 
-    def _by_usual_glm(self, frame: Frame) -> Callable[[ModelInput], Prediction]:
+    def _by_usual_glm(self, frame: Frame) -> _OfPiece:
         """The same without a user's generator: draws of the weights are then the same at every call, and kept."""
         kept = self.averages_functions and frame.link == DEFAULT and frame.n_samples >= 2 * _FUNCTION_PAIRS
         if not kept or _FUNCTION_PAIRS * self.layout.p > _MOST_KEPT:
             return self._by_glm(frame)
-        return partial(self._by_functions, self._usual_deviations, replace(frame, n_samples=2 * _FUNCTION_PAIRS))
+        return _by_functions(self._usual_deviations, replace(frame, n_samples=2 * _FUNCTION_PAIRS))
 
     @cached_property
     def _usual_deviations(self) -> Float[Tensor, "s p"]:
@@ -268,11 +338,7 @@ class Posterior:
         gaussian = predictive.pushforward_sites(self.weights, x, self.sites)
         return predictive.from_gaussian(self._observed, gaussian.tempered(self._temperature), frame)
 
-    def _by_functions(self, deviations: Float[Tensor, "s p"], frame: Frame, x: ModelInput) -> Prediction:
-        f = predictive.antithetic_draws(self.weights, x, deviations) / self._temperature
-        return predictive.from_draws(self._observed, torch.stack([self.sites.split(draw) for draw in f]), frame)
-
-    def _by_bnn(self, frame: Frame) -> Callable[[ModelInput], Prediction]:
+    def _by_bnn(self, frame: Frame) -> _OfPiece:
         if self.refinement is not None:
             raise StructureError(
                 'predictive="bnn" is not defined for a refined posterior: its mean is one of the linear model, and the '
@@ -282,11 +348,11 @@ class Posterior:
         deviations = self._deviations(frame.n_samples, frame.generator)
         if self.shift is not None:
             deviations = deviations + self.shift
-        return partial(self._by_networks, deviations, frame)
+        return lambda at_x, x: at_x._by_draws(predictive.network_draws(at_x.linearised, x, deviations), frame)
 
-    def _by_networks(self, deviations: Float[Tensor, "s p"], frame: Frame, x: ModelInput) -> Prediction:
-        f = predictive.network_draws(self.linearised, x, deviations) / self._temperature
-        return predictive.from_draws(self._observed, torch.stack([self.sites.split(draw) for draw in f]), frame)
+    def _by_draws(self, f: Float[Tensor, "s n k"], frame: Frame) -> Prediction:
+        by_site = torch.stack([self.sites.split(draw) for draw in f / self._temperature])
+        return predictive.from_draws(self._observed, by_site, replace(frame, sites=self.sites))
 
     @property
     def averages_functions(self) -> bool:
@@ -463,8 +529,9 @@ class Posterior:
                 f"updated: the {self.structure.n_points} points of this GP were chosen among the data of the fit, and "
                 "more data would ask for others. Fit on all the data together, or use lw.GP() without n_points."
             )
-        more = self._estimated(as_batches(more_data, "more_data"), progress)
-        return self.with_estimate(self.estimate.joined([more]))
+        batches = self.batches(more_data, "more_data")
+        longer = self.covering(batches)
+        return longer.with_estimate(self.estimate.joined([longer._estimated(batches, progress)]))
 
     @ranks.together("posterior.downdated")
     @plain_tensors()
@@ -484,7 +551,8 @@ class Posterior:
                 "downdated: tuning averaged this curvature over the posterior of all the data, so that those of some "
                 "cannot be taken out exactly. Fit again without them, or downdate before tuning."
             )
-        less = self._estimated(as_batches(data), progress)
+        batches = self.batches(data)
+        less = self.covering(batches)._estimated(batches, progress)
         left = self.estimate.without(less)
         if isinstance(self.likelihood, Gaussian):
             sse, _ = left.statistics.likelihood.chunk(2)

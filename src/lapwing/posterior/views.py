@@ -65,8 +65,10 @@ class FunctionDraws:
     @plain_tensors()
     def __call__(self, x: Any) -> Tensor:
         """(n_draws, B, …) outputs."""
-        draws = predictive.linear_draws(self.posterior.weights, self.posterior.given(x), self.deviations)
-        return torch.stack([self.posterior.shaped(f) for f in draws])
+        given = self.posterior.given(x)
+        posterior = self.posterior.at(given)
+        draws = predictive.linear_draws(posterior.weights, given, self.deviations)
+        return torch.stack([posterior.shaped(f) for f in draws])
 
     def __repr__(self) -> str:
         shape = ", ".join(map(str, self.posterior.linearised.datum_shape))

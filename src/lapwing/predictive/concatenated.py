@@ -6,13 +6,14 @@ Large inputs are predicted some at a time, so that the draws of all of them are 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import distributions as td
 
 from lapwing._types import Tensor
-from lapwing.errors import StructureError
+from lapwing.errors import InputError, ShapeError, StructureError
 from lapwing.predictive.prediction import ClassPrediction, DensityPrediction, Prediction, RegressionPrediction
 
 
@@ -21,6 +22,14 @@ def concatenated(parts: Sequence[Any], sizes: Sequence[int]) -> Prediction:
     first, *others = parts
     if not others:
         return first
+    shapes = {_datum_shape(part) for part in parts}
+    if len(shapes) > 1:
+        if isinstance(first, ClassPrediction) and all(len(shape) == 2 for shape in shapes):
+            return _of_different_lengths(parts, sizes)
+        raise ShapeError(
+            f"predict: batches gave outputs of different shapes, such as {min(shapes)} and {max(shapes)} for a datum, "
+            "which do not go into one prediction. Predict batch by batch."
+        )
     log_density = _by_part([part.log_density for part in parts], sizes)
 
     def joined(name: str) -> Tensor:
@@ -34,6 +43,7 @@ def concatenated(parts: Sequence[Any], sizes: Sequence[int]) -> Prediction:
             _by_part([part.arranged for part in parts], sizes),
             log_density,
             first.binary,
+            ignore_index=first.ignore_index,
         )
     if isinstance(first, DensityPrediction):
         return DensityPrediction(None if first.mean is None else joined("mean"), log_density)
@@ -45,6 +55,47 @@ def concatenated(parts: Sequence[Any], sizes: Sequence[int]) -> Prediction:
         lambda level: torch.cat([part.quantile(level) for part in parts]),
         log_density,
     )
+
+
+def _datum_shape(part: Any) -> tuple[int, ...]:
+    values = part.log_probs if isinstance(part, ClassPrediction) else part.mean
+    return () if values is None else tuple(values.shape[1:])
+
+
+def _of_different_lengths(parts: Sequence[ClassPrediction], sizes: Sequence[int]) -> ClassPrediction:
+    """(n, T, K) with as many positions as the longest has; those that a datum does not have hold no probability."""
+    longest = max(parts, key=lambda part: part.log_probs.shape[1])
+    t, ignored = longest.log_probs.shape[1], longest.ignore_index
+
+    def joined(values: Sequence[Tensor], fill: float) -> Tensor:
+        return torch.cat([_lengthened(value, t, fill) for value in values])
+
+    def density(part: ClassPrediction, y: Any) -> Tensor:
+        labels, own = torch.as_tensor(y), part.log_probs.shape[1]
+        if labels.ndim != 2 or labels.shape[1] != t:
+            raise ShapeError(f"log_prob: expected labels (N, {t}), one for each position, got {tuple(labels.shape)}.")
+        if bool((labels[:, own:] != ignored).any()):
+            raise InputError(
+                f"log_prob: some data have {own} positions, and labels beyond them. Label those ignore_index={ignored}."
+            )
+        return _lengthened(part.log_density(labels[:, :own]), t, 0.0)
+
+    there = [torch.ones(part.log_probs.shape[:2], dtype=torch.bool, device=part.log_probs.device) for part in parts]
+    return ClassPrediction(
+        joined([part.log_probs for part in parts], -torch.inf),
+        joined([part.expected_entropy for part in parts], 0.0),
+        joined([part.expected_noise for part in parts], 0.0),
+        longest.arranged,
+        _by_part([partial(density, part) for part in parts], sizes),
+        longest.binary,
+        joined(there, False),
+        ignored,
+    )
+
+
+def _lengthened(v: Tensor, t: int, fill: float) -> Tensor:
+    """(n, T', …) → (n, T, …)."""
+    return torch.cat([v, v.new_full((len(v), t - v.shape[1], *v.shape[2:]), fill)], 1)
 
 
 def _by_part(functions: Sequence[Callable[[Any], Tensor]], sizes: Sequence[int]) -> Callable[[Any], Tensor]:

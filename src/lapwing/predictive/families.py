@@ -227,9 +227,10 @@ def _categorical(likelihood: Categorical, log_p: Tensor, log_probs: Tensor, fram
         log_probs.reshape(shape).to(frame.dtype),
         frame.labels(-(p * log_p).sum(-1).mean(0)),
         (p - p.square()).mean(0).reshape(shape).to(frame.dtype),
-        lambda v: frame.outputs(v.reshape(log_probs.shape)),
+        lambda v: frame.outputs(v.reshape(len(v), *log_probs.shape[1:])),
         log_density,
         binary=False,
+        ignore_index=likelihood.ignore_index,
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.distributions import Bernoulli, Categorical, Distribution
 
 from lapwing._types import Tensor
-from lapwing.errors import InputError, NumericalError
+from lapwing.errors import InputError, NumericalError, StructureError
 from lapwing.sandbox import plain_tensors
 
 
@@ -112,6 +112,8 @@ class ClassPrediction(Prediction):
     arranged: Callable[[Tensor], Tensor]  # (..., K) → the model's output shape
     log_density: Callable[[Any], Tensor]
     binary: bool
+    present: Tensor | None = None  # (n, T): the positions that a datum has, where some have fewer; None: all
+    ignore_index: int = -100  # the label of positions that a datum does not have
 
     @cached_property
     def probs(self) -> Tensor:
@@ -119,8 +121,9 @@ class ClassPrediction(Prediction):
 
     @property
     def label(self) -> Tensor:
-        """The most probable label."""
-        return self.log_probs.argmax(-1)
+        """The most probable label; `ignore_index` at positions that a datum does not have."""
+        label = self.log_probs.argmax(-1)
+        return label if self.present is None else torch.where(self.present, label, self.ignore_index)
 
     @cached_property
     def entropy(self) -> Tensor:
@@ -146,6 +149,11 @@ class ClassPrediction(Prediction):
 
     @cached_property
     def distribution(self) -> Distribution:  # type: ignore[override]
+        if self.present is not None:
+            raise StructureError(
+                "These data have different numbers of positions, and no distribution stands for a position that is not "
+                "there. Use probs, label and log_prob(y) with `present`, or predict batch by batch."
+            )
         if self.binary:
             return Bernoulli(probs=self.log_probs[..., 1].exp(), validate_args=False)
         return Categorical(logits=self.log_probs, validate_args=False)

@@ -165,8 +165,9 @@ class _Shortcuts:
     sizes: RowSizes
     images: str
     last: str | None
-    shared: tuple[str, ...] = ()  # these two were not written at first
+    shared: tuple[str, ...] = ()  # these were not written at first
     traits: tuple[bool, bool, bool] = (False, True, True)
+    ragged: int | None = None
 
     @classmethod
     def of(cls, known: Linearised) -> _Shortcuts:
@@ -174,7 +175,18 @@ class _Shortcuts:
         ruled, shared = tuple(known.ruled), tuple(sorted(known.shared))
         traits = astuple(known.network.traits)
         sizes = known.sizes
-        return cls(known.layout, known.datum_shape, ruled, known.vectorised, sizes, images, known.last, shared, traits)
+        return cls(
+            known.layout,
+            known.datum_shape,
+            ruled,
+            known.vectorised,
+            sizes,
+            images,
+            known.last,
+            shared,
+            traits,
+            known.ragged,
+        )
 
     def encoded(self, encoder: Encoder) -> Node:
         return {f.name: encoder.encode(getattr(self, f.name), f.name) for f in fields(self)}
@@ -182,7 +194,7 @@ class _Shortcuts:
     @classmethod
     def decoded(cls, nodes: Node, decoder: Decoder) -> _Shortcuts:
         hints = get_type_hints(cls)
-        if not isinstance(nodes, dict) or {*nodes, "shared", "traits"} != hints.keys():
+        if not isinstance(nodes, dict) or {*nodes, "shared", "traits", "ragged"} != hints.keys():
             raise StorageError("how the network is linearised is described otherwise.")
         values = {name: decoder.decode(node, _HOST) for name, node in nodes.items()}
         wrong = [name for name, value in values.items() if not conforms(value, hints[name])]
@@ -213,6 +225,7 @@ class _Shortcuts:
             layout_of_images=_MEMORY_FORMATS[self.images],
             last=self.last,
             shared=frozenset(self.shared),
+            ragged=self.ragged,
         )
 
 

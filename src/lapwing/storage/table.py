@@ -31,6 +31,7 @@ from lapwing.curvature import (
     Sampled,
     Signs,
 )
+from lapwing.data import Columns
 from lapwing.em import EMStep
 from lapwing.errors import StorageError, StructureError
 from lapwing.jacobian import RowSizes
@@ -218,6 +219,12 @@ def _check_draws(draws: WeightDraws) -> None:
     _require(bool((draws.precisions > 0).all()) and bool((draws.scales > 0).all()), "samples without a precision")
 
 
+def _check_columns(columns: Columns) -> None:
+    inputs, keywords = columns.inputs, columns.keywords
+    _require(keywords is None or (inputs is not None and len(keywords) == len(inputs)), "columns without keywords")
+    _require(len(columns.targets) > 0, "no column of targets")
+
+
 def _check_rows(sizes: RowSizes) -> None:
     _require(sizes.factored >= 0 and sizes.dense >= 0, "rows of no size")
 
@@ -280,6 +287,7 @@ OTHERS = {
     "Refinement": Entry(Refinement),
     "Elbo": Entry(Elbo),
     "Readout": Entry(Readout),
+    "Columns": Entry(Columns, check=_check_columns),
     "Step": Entry(Step),
     "EMStep": Entry(EMStep),
     "WeightDraws": Entry(WeightDraws, check=_check_draws),

@@ -25,7 +25,7 @@ from lapwing.data import Batches, ModelInput
 from lapwing.errors import located
 from lapwing.jacobian import Jacobian
 from lapwing.likelihoods import Likelihood, Sites
-from lapwing.observations import encode_batch
+from lapwing.observations import encode_batch, lengthened
 from lapwing.operators import Precision, inv_quads
 from lapwing.posterior import Posterior
 from lapwing.predictive import SiteGaussian
@@ -82,6 +82,7 @@ class HeldOut:
         pieces: list[_Piece] = []
         most = min(most, max(1, _MOST_COVARIANCES // (max(1, len(precisions)) * sites.t * sites.c**2)))
         for number, x, y in _some(posterior, data, -(-most // ranks.world()), progress):
+            y = lengthened(y, posterior.likelihood, posterior.sites)
             with located(f"validation, batch {number}"):
                 of_these = _of_some_outputs if n_terms else _of_batch
                 pieces += list(of_these(posterior, x, y, precisions, shifts, n_terms))

@@ -24,6 +24,7 @@ from lapwing._types import Float, Tensor
 from lapwing.data import Batches
 from lapwing.errors import NumericalError
 from lapwing.likelihoods import Gaussian
+from lapwing.observations import encode_batch
 from lapwing.operators import DenseCurvature, LowRankCurvature
 from lapwing.posterior import Posterior, Readout
 from lapwing.predictive.link_rules import DEFAULT
@@ -242,7 +243,7 @@ def _no_worse(chosen: Posterior, alone: Candidate, held_out: Batches) -> bool:
     """
     gain = torch.zeros((), dtype=torch.float64)
     for x, y in some_inputs(chosen, held_out, MOST_COMPARED):
-        encoded = chosen.likelihood.encode(y, chosen.sites, x.n)
+        _, encoded = encode_batch(x, y, chosen.likelihood, chosen.sites)
         f = chosen.sites.split(chosen.linearised.outputs(x).double()) / alone.score.dispersion
         gain += (
             chosen.predicted(x).log_prob(y).double().sum() - plain(chosen.likelihood).log_prob(f, encoded).sum()

@@ -1,0 +1,78 @@
+"""Names of columns: which entries of a mapping batch are the model's inputs, and which are the targets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lapwing.errors import InputError, InputTypeError
+
+LABELS = "labels"  # where mapping batches hold their targets unless told otherwise
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns of a mapping are the model's inputs and which are targets.
+
+    Without `inputs`, every other column is a keyword argument. With them they are positional arguments in order, or
+    keyword arguments under the names `keywords`.
+    """
+
+    inputs: tuple[str, ...] | None = None
+    keywords: tuple[str, ...] | None = None
+    targets: tuple[str, ...] = (LABELS,)
+
+    @classmethod
+    def of(cls, inputs: Any, targets: Any) -> Columns | None:
+        """From the words of `lw.fit(..., inputs=, targets=)`; None where neither was given."""
+        if inputs is None and targets is None:
+            return None
+        named = _names("targets", LABELS if targets is None else targets)
+        if inputs is None:
+            return cls(targets=named)
+        if isinstance(inputs, Mapping):
+            keywords = _names("inputs", list(inputs.values()))
+            return cls(_names("inputs", list(inputs)), keywords, named)
+        return cls(_names("inputs", inputs), None, named)
+
+    def split(self, batch: Mapping[Any, Any], where: str) -> tuple[Any, Any]:
+        """(x, y) of a mapping batch: x a tuple of positional arguments, or a mapping of keyword arguments."""
+        self._check(batch, self.targets, "targets", where)
+        y = tuple(batch[name] for name in self.targets)
+        return self.x_of(batch, where), y if len(y) > 1 else y[0]
+
+    def x_of(self, batch: Mapping[Any, Any], where: str) -> Any:
+        """The inputs alone; the targets need not be there."""
+        if self.inputs is None:
+            return {key: value for key, value in batch.items() if key not in self.targets}
+        self._check(batch, self.inputs, "inputs", where)
+        values = tuple(batch[name] for name in self.inputs)
+        return values if self.keywords is None else dict(zip(self.keywords, values, strict=True))
+
+    def _check(self, batch: Mapping[Any, Any], names: tuple[str, ...], what: str, where: str) -> None:
+        missing = [name for name in names if name not in batch]
+        if not missing:
+            return
+        has = ", ".join(map(repr, batch)) or "none"
+        if what == "targets" and self.targets == (LABELS,):
+            raise InputError(
+                f"{where}: a mapping must hold its targets under 'labels'; its keys are {has}. "
+                'Name the columns: inputs="image", targets="label".'
+            )
+        raise InputError(
+            f"{where}: there is no column {', '.join(map(repr, missing))}, which {what}= names; its keys are {has}. "
+            f"Name {what} that are among them."
+        )
+
+
+def _names(argument: str, given: Any) -> tuple[str, ...]:
+    names = (given,) if isinstance(given, str) else given
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
+        kinds = "a column name or a list of them" + ", or a mapping {column: keyword}" * (argument == "inputs")
+        raise InputTypeError(
+            f"{argument}: expected {kinds}, got {given!r}. For example inputs=['left', 'right'], targets='label'."
+        )
+    if len(set(names)) != len(names):
+        raise InputError(f"{argument}: every name may come once, got {', '.join(map(repr, names))}.")
+    return tuple(names)
