@@ -510,11 +510,13 @@ def test_means_that_are_tried_move_along_the_jacobian():
 
 @pytest.mark.parametrize("kappa", [1.0, 0.5])
 def test_validation_chooses_the_noise_in_closed_form(kappa: float):
-    """At every fourth grid point τ = δσ²/κ the reported noise is the minimiser that a line search finds."""
+    """At every fourth grid point τ = δσ²/κ, with a prior of standard deviation ¼ on the log of the factor a of both
+    variances: the minimiser that a line search finds, or quarters of its log where the gain is not sure."""
     case = HeldOut.of("gaussian")
     fitted = lw.fit(case.model, case.train, "regression", prior=1.0, likelihood_scale=kappa, structure="full")
     tuned = validated(fitted, case)
     tau0 = float(fitted.likelihood.resolved()) ** 2 / kappa
+    log_noise = float(np.log(float(fitted.likelihood.resolved())))
     for step in tuned.history[:-1:4]:
         if "network mean" not in step.note:
             continue
@@ -525,9 +527,14 @@ def test_validation_chooses_the_noise_in_closed_form(kappa: float):
             m, v = case.gaussian(tau * kappa / std**2, std / kappa**0.5)
             return -float(torch.distributions.Normal(m, (v + std**2).sqrt()).log_prob(case.validation[1][:, 0]).mean())
 
-        best = minimize_scalar(nll, bounds=(-5, 5), method="bounded", options={"xatol": 1e-9})
-        assert -step.score == pytest.approx(best.fun, abs=1e-6)
-        assert step.noise_std[0] == pytest.approx(float(np.exp(best.x)), rel=1e-5)
+        def penalised(log_a: float, n: int = len(case.validation[0])) -> float:
+            return n * nll(log_noise + 0.5 * log_a) + 0.5 * (log_a / 0.25) ** 2
+
+        best = minimize_scalar(penalised, bounds=(-5, 5), method="bounded", options={"xatol": 1e-10})
+        log_a = 2 * (float(np.log(step.noise_std[0])) - log_noise)
+        quarters = 4 * log_a / best.x
+        assert quarters == pytest.approx(round(quarters), abs=1e-3) and 0 <= round(quarters) <= 4
+        assert -step.score == pytest.approx(nll(log_noise + 0.5 * log_a), abs=1e-6)
         assert step.precisions[0] == pytest.approx(step.scale * tau0 * kappa / step.noise_std[0] ** 2, rel=1e-9)
     taken = tuned.history[-1]
     assert float(tuned.prior.precisions) == pytest.approx(taken.precisions[0])

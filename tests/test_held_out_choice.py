@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import lapwing as lw
 from lapwing.predictive.link_rules import DEFAULT
-from lapwing.tuning.scoring import Score, _best_log_factor
+from lapwing.tuning.scoring import Score, _as_far_as_sure, _best_log_factor
 from lapwing.tuning.validation import NO_SPREAD, Candidate, averaged
 
 SCALES = [1e-2, 1e-1, 1.0, 1e1, 1e2]
@@ -112,3 +112,13 @@ def test_the_noise_factor_minimises_its_score(q: float, n: int) -> None:
     assert abs(derivative) < 1e-8 * max(n, q, 1.0)
     if n == 3_000 and q == 200.0:
         assert 0.5 < math.exp(log_a) / (q / n) < 4  # thousands of data overrule the prior
+
+
+def test_an_outlier_is_no_noise() -> None:
+    """30 residuals as large as the noise says and one ten times as large; against 30 that are all twice as large."""
+    q = torch.linspace(0.2, 1.8, 30, dtype=torch.float64)
+    outlier = torch.cat([q[:-1], torch.tensor([100.0], dtype=torch.float64)])
+    assert _best_log_factor(float(outlier.sum()), 30, 0.25) > 0.5
+    assert _as_far_as_sure(outlier, 1, 0.25) == 0.0
+    assert _as_far_as_sure(4 * q, 1, 0.25) == _best_log_factor(float(4 * q.sum()), 30, 0.25)
+    assert _as_far_as_sure(outlier[:1], 1, 0.25) == 0.0

@@ -126,7 +126,7 @@ class KernelOccam(Occam):
 
     def factor(self, u: Tensor, w: Tensor) -> Float[Tensor, "r r"]:
         """L Lᵀ = B."""
-        return torch.linalg.cholesky(self._inner(u, w))
+        return _factored(self._inner(u, w))
 
     def _inner(self, u: Tensor, w: Tensor) -> Float[Tensor, "r r"]:
         eye = torch.eye(self.kernels.shape[1], dtype=self.kernels.dtype, device=self.kernels.device)
@@ -154,7 +154,7 @@ class DenseOccam(Occam):
 
     def factor(self, u: Float[Tensor, " g"], w: Scalar) -> Float[Tensor, "p p"]:
         """P = L Lᵀ."""
-        return torch.linalg.cholesky(w.exp() * self.H + u.exp()[self.index].diag())
+        return _factored(w.exp() * self.H + u.exp()[self.index].diag())
 
     def dimensions_of(self, cov: Float[Tensor, "p p"], u: Float[Tensor, " g"], w: Scalar) -> Dimensions:
         delta = u.exp()[self.index]
@@ -170,6 +170,12 @@ class DenseOccam(Occam):
         """Σ of M over each pair of groups."""
         rows = M.new_zeros(len(u), len(M)).index_add(0, self.index, M)
         return M.new_zeros(len(u), len(u)).index_add(1, self.index, rows)
+
+
+def _factored(B: Float[Tensor, "r r"]) -> Float[Tensor, "r r"]:
+    """L; NaN where B is lost in rounding, so that a line search does not go there."""
+    L, info = torch.linalg.cholesky_ex(B)
+    return torch.where(info == 0, L, torch.nan)
 
 
 def occams(H: Curvature, P0: GroupedDiagonal, *, estimates: bool = False) -> tuple[Occam, ...] | None:

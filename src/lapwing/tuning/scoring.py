@@ -93,24 +93,33 @@ def _(likelihood: Gaussian, gaussian: SiteGaussian, targets: Targets, freedom: F
     L, info = torch.linalg.cholesky_ex(noise + (gaussian.cov + gaussian.cov.mT) / 2)
     if bool(info.any()):  # a prior so wide that the covariance has lost its digits is no candidate
         return [Score(inf, 1.0, DEFAULT)]
-    quadratic = float((torch.linalg.solve_triangular(L, r[..., None], upper=False) ** 2).sum())
-    a, cost = 1.0, 0.0
-    if freedom.noise:
-        log_a = _best_log_factor(quadratic, r.numel(), freedom.noise)
-        a, cost = exp(log_a), 0.5 * (log_a / freedom.noise) ** 2
+    quadratics = (torch.linalg.solve_triangular(L, r[..., None], upper=False) ** 2).sum((-2, -1)).flatten()
+    log_a = _as_far_as_sure(quadratics, r.shape[-1], freedom.noise) if freedom.noise else 0.0
+    cost = 0.5 * (log_a / freedom.noise) ** 2 if log_a else 0.0
     log_det = float(2 * L.diagonal(dim1=-2, dim2=-1).log().sum())
-    terms = r.numel() // r.shape[-1]
-    return [Score(0.5 * (r.numel() * log(2 * pi * a) + log_det + quadratic / a) / terms, a, DEFAULT, cost)]
+    scaled = r.numel() * (log(2 * pi) + log_a) + float(quadratics.sum()) * exp(-log_a)
+    return [Score(0.5 * (scaled + log_det) / len(quadratics), exp(log_a), DEFAULT, cost)]
+
+
+def _as_far_as_sure(quadratics: Float[Tensor, " n"], n_outputs: int, std: float) -> float:
+    """The best ℓ, or so many quarters of it as gain most beyond the standard error of the gain.
+
+    An outlier gains much by more noise, and is no reason to believe in it.
+    """
+    n, best = len(quadratics), _best_log_factor(float(quadratics.sum()), len(quadratics) * n_outputs, std)
+    if n < 2:
+        return 0.0
+    log_a = best * torch.arange(5, dtype=torch.float64) / 4
+    gains = -0.5 * (n_outputs * log_a[:, None] + torch.expm1(-log_a)[:, None] * quadratics)
+    sure = gains.sum(1) - n**0.5 * gains.std(1)
+    return float(log_a[int(sure.argmax())])
 
 
 def _best_log_factor(quadratic: float, n: int, std: float) -> float:
-    """The ℓ of least ½ (n ℓ + q e^{−ℓ}) + ½ (ℓ / s)², which is convex: Newton's method from above, and so monotone.
-
-    With w = q s² e^{−n s²/2} / 2 and Lambert's W the answer is W(w) − n s²/2.
-    """
+    """The ℓ of least ½ (n ℓ + q e^{−ℓ}) + ½ (ℓ / s)², which is convex, by Newton's method."""
     if quadratic <= 0:
         return -0.5 * n * std**2
-    log_a = max(0.0, log(quadratic / n))
+    log_a = max(0.0, log(quadratic / n))  # at or above the minimum
     for _ in range(100):
         pull = 0.5 * quadratic * exp(-log_a)
         step = (0.5 * n - pull + log_a / std**2) / (pull + 1 / std**2)
