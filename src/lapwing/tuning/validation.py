@@ -4,10 +4,11 @@ The evidence gives the shape of the prior. Held-out data give its overall scale,
 classes, the mean and the link: a few numbers. The plain network and the temperature-scaled one are among the
 candidates, and none that does worse than they do is taken.
 
-A small held-out set cannot tell many candidates apart, and the best of many is best by luck. So each number has a weak
-prior of its own, worth a few nats in all: a scale within some decades of the evidence's, T near one (above it only
-where the covariance is used), the network's own mean, the exact link. A hundred held-out data overrule it where there
-is something to gain; where there is not, error bars that know what they have not seen are kept.
+A small held-out set cannot tell many candidates apart, and the best of many is best by luck. So scales are averaged by
+their held-out likelihood, the mean is moved only for a gain beyond its standard error, and each number has a weak prior
+of its own, worth a few nats in all: a scale within some decades of the evidence's, T and the noise's factor near one (T
+above it only where the covariance is used), the exact link. A hundred held-out data overrule it where there is
+something to gain; where there is not, error bars that know what they have not seen are kept.
 """
 
 from __future__ import annotations
