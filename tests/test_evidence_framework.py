@@ -528,7 +528,7 @@ def test_validation_chooses_the_noise_in_closed_form(kappa: float):
             return -float(torch.distributions.Normal(m, (v + std**2).sqrt()).log_prob(case.validation[1][:, 0]).mean())
 
         def penalised(log_a: float, n: int = len(case.validation[0])) -> float:
-            return n * nll(log_noise + 0.5 * log_a) + 0.5 * (log_a / 0.25) ** 2
+            return n * nll(log_noise + 0.5 * log_a) + Freedom(0.25, 1, 1).cost_of_factor(log_a)
 
         best = minimize_scalar(penalised, bounds=(-5, 5), method="bounded", options={"xatol": 1e-10})
         log_a = 2 * (float(np.log(step.noise_std[0])) - log_noise)

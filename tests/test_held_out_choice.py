@@ -108,8 +108,8 @@ def test_a_moved_mean_is_told_and_can_be_forbidden() -> None:
 @pytest.mark.parametrize("n", [1, 30, 3_000])
 def test_the_noise_factor_minimises_its_score(q: float, n: int) -> None:
     log_a = _best_log_factor(q, n, 0.25)
-    derivative = 0.5 * n - 0.5 * q * math.exp(-log_a) + log_a / 0.25**2
-    assert abs(derivative) < 1e-8 * max(n, q, 1.0)
+    derivative = 0.5 * n - 0.5 * q * math.exp(-log_a) + max(-3.0, min(3.0, log_a / 0.25)) / 0.25
+    assert abs(derivative) < 1e-8 * max(n, q, 1.0) or abs(log_a) > 39.9
     if n == 3_000 and q == 200.0:
         assert 0.5 < math.exp(log_a) / (q / n) < 4  # thousands of data overrule the prior
 

@@ -34,12 +34,17 @@ class Targets:
 class Freedom:
     """What may vary, and weak priors on it: on the log of the factor of a Gaussian's variances, and on log T."""
 
-    noise: float  # standard deviation of the log factor; 0: fixed
+    noise: float  # standard deviation of the log factor, whose prior has exponential tails; 0: fixed
     colder: float  # standard deviation of log T below one; inf: free
     warmer: float  # and above
 
     def cost(self, T: float) -> float:
         return 0.5 * (log(T) / (self.colder if T < 1 else self.warmer)) ** 2
+
+    def cost_of_factor(self, log_a: float) -> float:
+        """½ z² for |z| ≤ 3, linear beyond, z = log a / s: a factor of ten is as likely as one of five."""
+        z = abs(log_a) / self.noise
+        return 0.5 * z**2 if z <= _NORMAL else _NORMAL * (z - 0.5 * _NORMAL)
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,9 @@ def row_scores(likelihood: Likelihood, gaussian: SiteGaussian, targets: Targets,
     return predictive.from_gaussian(likelihood, gaussian, frame).log_prob(targets.y).flatten()
 
 
+_NORMAL = 3.0  # standard deviations within which the prior of the noise's factor is normal
+_MOST_LOG_FACTOR = 40.0  # far beyond what the noise bounds allow
+
 # --- Gaussian ------------------------------------------------------------------------------------------------
 
 
@@ -95,7 +103,7 @@ def _(likelihood: Gaussian, gaussian: SiteGaussian, targets: Targets, freedom: F
         return [Score(inf, 1.0, DEFAULT)]
     quadratics = (torch.linalg.solve_triangular(L, r[..., None], upper=False) ** 2).sum((-2, -1)).flatten()
     log_a = _as_far_as_sure(quadratics, r.shape[-1], freedom.noise) if freedom.noise else 0.0
-    cost = 0.5 * (log_a / freedom.noise) ** 2 if log_a else 0.0
+    cost = freedom.cost_of_factor(log_a) if log_a else 0.0
     log_det = float(2 * L.diagonal(dim1=-2, dim2=-1).log().sum())
     scaled = r.numel() * (log(2 * pi) + log_a) + float(quadratics.sum()) * exp(-log_a)
     return [Score(0.5 * (scaled + log_det) / len(quadratics), exp(log_a), DEFAULT, cost)]
@@ -116,17 +124,14 @@ def _as_far_as_sure(quadratics: Float[Tensor, " n"], n_outputs: int, std: float)
 
 
 def _best_log_factor(quadratic: float, n: int, std: float) -> float:
-    """The ℓ of least ½ (n ℓ + q e^{−ℓ}) + ½ (ℓ / s)², which is convex, by Newton's method."""
-    if quadratic <= 0:
-        return -0.5 * n * std**2
-    log_a = max(0.0, log(quadratic / n))  # at or above the minimum
-    for _ in range(100):
-        pull = 0.5 * quadratic * exp(-log_a)
-        step = (0.5 * n - pull + log_a / std**2) / (pull + 1 / std**2)
-        log_a -= step
-        if abs(step) < 1e-12:
-            break
-    return log_a
+    """The ℓ of least ½ (n ℓ + q e^{−ℓ}) plus its cost, which is convex, by bisection of the derivative."""
+    low, high = -_MOST_LOG_FACTOR, _MOST_LOG_FACTOR
+    for _ in range(60):
+        log_a = 0.5 * (low + high)
+        pull = max(-_NORMAL, min(_NORMAL, log_a / std)) / std
+        rising = 0.5 * (n - quadratic * exp(-log_a)) + pull > 0
+        low, high = (low, log_a) if rising else (log_a, high)
+    return 0.5 * (low + high)
 
 
 @row_scores.register

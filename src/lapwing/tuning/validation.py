@@ -47,7 +47,7 @@ _COST_OF_LINK = 0.5
 _SCALE_STD = 2.0  # decades: the evidence is often wrong, but seldom by more than that
 _DECADES_OF_NO_SPREAD = 8.0
 _TIE = 1e-6  # nats per term
-_STANDARD_ERRORS = 1.0  # of a gain on held-out data, beyond which it is no luck
+_STANDARD_ERRORS = 0.5  # of a gain on held-out data that are taken off it: luck
 _STD_OF_NOISE = 0.25  # of the log factor of a Gaussian's variances: as much as 32 data say of it
 _STD_OF_WARMER = 0.5  # of log T > 0 with a covariance, which is there to do the work of a temperature
 _STD_OF_COLDER = 0.2  # of log T < 0: labels that are all right say nothing of how right
@@ -179,11 +179,11 @@ Rows = Callable[[Candidate], Float[Tensor, " n"]]
 
 
 def averaged(candidates: list[Candidate], rows: Rows) -> Candidate:
-    """The network's mean at the average log scale; or another mean that gains more than its noise on these rows.
+    """The network's mean at the average log scale; or the candidate with another mean whose gain is surest, if any is.
 
     The average is over the network's candidates, weighed by exp(−n · NLL − cost): the best of many scales on few data
     is best by luck, and their average changes little where the data say little. `rows` gives the log probability of
-    every held-out term, so a gain Σ d has the standard error √n · std(d) of paired differences d.
+    every held-out term.
     """
     kept = [c for c in candidates if c.mean == "network"]
     n = len(rows(kept[0]))
@@ -198,10 +198,14 @@ def averaged(candidates: list[Candidate], rows: Rows) -> Candidate:
     moved = [c for c in candidates if c.mean != "network"]
     if not moved:
         return taken
-    best = min(moved, key=total)
-    gain = rows(best) - rows(taken)
-    noise = _STANDARD_ERRORS * float(gain.std()) * n**0.5 if n > 1 else inf
-    return best if float(gain.sum()) > noise + _COST_OF_MEAN[best.mean] else taken
+    sure = [_sure_gain(rows(c) - rows(taken)) - c.cost + taken.score.cost for c in moved]
+    best = max(range(len(moved)), key=sure.__getitem__)
+    return moved[best] if sure[best] > 0 else taken
+
+
+def _sure_gain(d: Float[Tensor, " n"]) -> float:
+    """Σ d less half its standard error √n · std(d), for paired differences d of log probabilities."""
+    return float(d.sum() - _STANDARD_ERRORS * d.std() * len(d) ** 0.5) if len(d) > 1 else -inf
 
 
 def _rows(data: HeldOut, c: Candidate) -> Float[Tensor, " n"]:
