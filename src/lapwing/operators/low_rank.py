@@ -322,7 +322,9 @@ class LowRankPrecision(Precision):
             )
         root = self._half_scale[:, None] * self.H.root.rows.dense().reshape(self.H.rank, self.p)
         W = torch.linalg.solve_triangular(self.factor, root / self.P0.diagonal, upper=False)
-        return 1 / self.P0.diagonal - (W**2).sum(0)
+        # (P⁻¹)_jj ≥ 1 / P_jj: where the difference is lost in rounding, the bound is what is left.
+        bound = 1 / (self.P0.diagonal + (root**2).sum(0))
+        return torch.maximum(1 / self.P0.diagonal - (W**2).sum(0), bound)
 
     def logdet(self) -> Scalar:
         if self.P0.isotropic:
