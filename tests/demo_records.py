@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from lapwing.bench.records import (
+from lapwing_studies.bench.records import (
     Answers,
     Band,
     Bins,

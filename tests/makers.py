@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapwing.jacobian import DenseBlock, FactorBlock, Given, Jacobian
 from lapwing.linalg import CG, UnitVectors
+from lapwing.network.jacobian import DenseBlock, FactorBlock, Given, Jacobian
 from lapwing.operators import (
     Arrangement,
     Basis,

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import lapwing as lw
-from lapwing.bench import workloads
+from lapwing_studies.bench import workloads
 
 N_INPUTS = 256
 

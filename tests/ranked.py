@@ -28,10 +28,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import lapwing as lw
-from lapwing import ranks
-from lapwing.ranks import vigil
+from lapwing.runtime import distributed
+from lapwing.runtime.distributed import heartbeat
 from lapwing.storage import InStep
-from lapwing.tuning import joint
+from lapwing.tuning.evidence import joint
 
 STRUCTURES = ("full", "block", "kron", "ekfac", "diag", "lowrank", "gp")
 
@@ -130,10 +130,10 @@ def check_equal(
     Errors are relative to the largest entry; those of logs are the relative errors of what they are the logs of.
     """
     values = dict(_values(found, x))
-    for other in ranks.gathered(values):
+    for other in distributed.gathered(values):
         assert all(torch.equal(values[name], other[name]) for name in values), f"{what}: ranks differ"
     if dist.get_rank() == 0:
-        with ranks.alone():
+        with distributed.alone():
             expected = dict(_values(reference(), x))
         for name, value in values.items():
             largest = 1.0 if name.startswith("log ") else expected[name].abs().max().clamp(min=1e-300)
@@ -219,7 +219,7 @@ def other_ways_to_fit() -> None:
         "subnetwork",
     )
     sampled = lw.fit(model, shard(X, Y), likelihood, fisher="mc", structure="diag")
-    assert len({float(v.sum()) for v in ranks.gathered(sampled.marginal_variance())}) == 1
+    assert len({float(v.sum()) for v in distributed.gathered(sampled.marginal_variance())}) == 1
 
 
 def refinement_equals_one_process(names: list[str], structures: list[str], options: dict[str, Any]) -> None:
@@ -228,7 +228,7 @@ def refinement_equals_one_process(names: list[str], structures: list[str], optio
         found = _refined(*given, structure, shard(*given[1:3]), options)
         reference = partial(_refined, *given, structure, given[1:3], options)
         check_equal(found, reference, given[1][:3], f"{name}, {structure}, refined {options}")
-        assert len({str(report) for report in ranks.gathered(found.refinement)}) == 1
+        assert len({str(report) for report in distributed.gathered(found.refinement)}) == 1
         fewer = shard(given[1][1:], given[2][1:])
         posterior = _fitted(*given, structure, shard(*given[1:3]))
         _assert_raises(lw.InputError, "refine got 22 data", partial(lw.refine, posterior, fewer, **options))
@@ -285,7 +285,7 @@ def interrupted_tuning_goes_on(turn: int) -> None:
     data = shard(X, Y)
     posterior = lw.fit(model, data, likelihood, structure="kron", params="last_layer")
     whole = lw.tune(posterior, data, groups="layer")
-    folder = Path(ranks.broadcast(tempfile.mkdtemp() if dist.get_rank() == 0 else "", 0))
+    folder = Path(distributed.broadcast(tempfile.mkdtemp() if dist.get_rank() == 0 else "", 0))
     others = data[:: -1 if dist.get_rank() == dist.get_world_size() - 1 else 1]
     for owner, name in ((InStep, "write"), (InStep, "_give_up_the_last"), (joint, "find_mode")):
         keep = partial(lw.tune, posterior, data, groups="layer", checkpoint=folder, every=0)
@@ -297,7 +297,7 @@ def interrupted_tuning_goes_on(turn: int) -> None:
         values, again = (dict(_values(found, X[:3])) for found in (whole, keep()))
         assert all(torch.equal(value, again[key]) for key, value in values.items()), f"stopped in {name}"
         assert not list(folder.glob(f"rank{dist.get_rank()}/*"))
-    ranks.gathered("done")
+    distributed.gathered("done")
     if dist.get_rank() == 0:
         shutil.rmtree(folder)
     check_equal(whole, partial(_last_layer_tuned, model, X, Y, likelihood), X[:3], "checkpoint")
@@ -442,7 +442,7 @@ def several(checks: list[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
 
 def dies_while_fitting(dead: int, batch: int, silence: float) -> None:
     """Rank `dead` is killed when it is asked for a batch; the others must say so."""
-    vigil._SILENCE = silence
+    heartbeat._SILENCE = silence
     model, X, Y, likelihood = problem("classes")
 
     class Fatal:
@@ -457,9 +457,9 @@ def dies_while_fitting(dead: int, batch: int, silence: float) -> None:
 
 def suspended_while_fitting(silence: float, pause: float) -> None:
     """All ranks are stopped for longer than a silent one is waited for, as by a scheduler, and go on."""
-    vigil._SILENCE = silence
+    heartbeat._SILENCE = silence
     model, X, Y, likelihood = problem("classes")
-    pids = ranks.gathered(os.getpid())
+    pids = distributed.gathered(os.getpid())
 
     class Slow:
         def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:

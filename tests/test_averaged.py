@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import lapwing as lw
 import oracle
 from lapwing.data import as_batches
-from lapwing.observations import observed
+from lapwing.data.targets import observed
 from lapwing.posterior.findings import training_gap
 from lapwing.refinement import averaged
 from oracle import assert_close

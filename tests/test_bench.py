@@ -12,12 +12,12 @@ from torch import nn
 from typer.testing import CliRunner
 
 from lapwing import cli
-from lapwing.bench import runner
-from lapwing.bench.case import CASES, GE, Timed, listed, measure, ratio
-from lapwing.bench.memory import peak_mib, resident_mib
-from lapwing.bench.workloads import WORKLOADS, Workload, build
 from lapwing.errors import InputError
-from lapwing.report.benchmarks import markdown, write_chart
+from lapwing_studies.bench import runner
+from lapwing_studies.bench.case import CASES, GE, Timed, listed, measure, ratio
+from lapwing_studies.bench.memory import peak_mib, resident_mib
+from lapwing_studies.bench.workloads import WORKLOADS, Workload, build
+from lapwing_studies.report.benchmarks import markdown, write_chart
 
 SIZES = {"W1": 2701, "W2": 1_333_770, "W3": 892_010, "W4": 272_474, "W5": 996_362, "W5-mha": 1_007_370, "W6": 2_049_000}
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from demo_records import synthetic_record
-from lapwing.report.figures import Figure, panel
-from lapwing.report.page import write_page
-from lapwing.report.study import StudyPage, write_study
-from lapwing.report.tables import Cell, Table
-from lapwing.report.template import Headline
+from lapwing_studies.report.figures import Figure, panel
+from lapwing_studies.report.page import write_page
+from lapwing_studies.report.study import StudyPage, write_study
+from lapwing_studies.report.tables import Cell, Table
+from lapwing_studies.report.template import Headline
 
 pytestmark = pytest.mark.browser
 

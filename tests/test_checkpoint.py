@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import lapwing as lw
 from faults import died_at, files_up_to
-from lapwing.tuning import joint
+from lapwing.tuning.evidence import joint
 from stored import KINDS, LABELS, STRUCTURES, N, X, assert_same_bits, network
 
 BATCHES = [(X[k : k + 9], LABELS[k : k + 9]) for k in range(0, N, 9)]
@@ -62,7 +62,7 @@ def interrupted_and_resumed(directory: Path, at: int, kind: str = "classes", **o
 @pytest.fixture(params=[9, 18, 1024], ids=["alone", "two together", "all together"])
 def together(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many data go through the network together: batches of nine are added up, or wait, or both."""
-    monkeypatch.setattr("lapwing.linearise._MOST_JOINED", request.param)
+    monkeypatch.setattr("lapwing.network.linearised._MOST_JOINED", request.param)
     return request.param
 
 
@@ -158,7 +158,7 @@ def _killed(point: int, structure: str, directory: Path, whole: lw.Posterior) ->
 def test_killed_at_any_moment_it_goes_on_to_the_same_bits(
     points: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lapwing.linearise._MOST_JOINED", 18)  # some batches are added up, and one waits
+    monkeypatch.setattr("lapwing.network.linearised._MOST_JOINED", 18)  # some batches are added up, and one waits
     whole = {name: fit(BATCHES, structure=name) for name in ("kron", "ekfac", "full")}
     for point in points:
         structure = ("kron", "ekfac", "full")[point % 3] if point < 50 else "ekfac"

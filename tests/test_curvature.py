@@ -113,7 +113,7 @@ def test_last_layer_is_the_module_called_last_and_needs_no_backward_pass(monkeyp
     posterior = lw.fit(model, (x, y), "classification", params="last_layer", structure="full")
     assert list(posterior.layout) == ["2.weight", "2.bias"]
 
-    import lapwing.layers.capture as capture
+    import lapwing.network.layers.capture as capture
 
     def forbidden(*args, **kwargs):
         raise AssertionError("autodiff through the body")

@@ -12,19 +12,19 @@ import torch
 from typer.testing import CliRunner
 
 from lapwing import cli
-from lapwing.bench import demo, demo_images
-from lapwing.bench.demo_digits import SWEEP
-from lapwing.bench.records import DemoRecord
-from lapwing.bench.sizes import TOY
-from lapwing.report.page import render
-from lapwing.report.picture import write_picture
+from lapwing_studies.bench.records import DemoRecord
+from lapwing_studies.bench.sizes import TOY
+from lapwing_studies.demo import images, run
+from lapwing_studies.demo.digits import SWEEP
+from lapwing_studies.report.page import render
+from lapwing_studies.report.picture import write_picture
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def record() -> DemoRecord:
-    return demo.run(seed=0, size=TOY)
+    return run.run(seed=0, size=TOY)
 
 
 def test_the_record_is_plain_json_without_nan(record: DemoRecord) -> None:
@@ -49,18 +49,18 @@ def test_every_predictive_has_its_rows(record: DemoRecord) -> None:
 
 
 def test_photo_patches_are_stretched_and_seeded() -> None:
-    patches = demo_images.photo_patches(20, seed=3)
+    patches = images.photo_patches(20, seed=3)
     assert patches.shape == (20, 64)
     assert torch.equal(patches.amin(-1), torch.zeros(20))
     assert torch.equal(patches.amax(-1), torch.ones(20))
-    assert torch.equal(patches, demo_images.photo_patches(20, seed=3))
-    assert not torch.equal(patches, demo_images.photo_patches(20, seed=4))
+    assert torch.equal(patches, images.photo_patches(20, seed=3))
+    assert not torch.equal(patches, images.photo_patches(20, seed=4))
 
 
 def test_a_quarter_turn_moves_corners_round() -> None:
     image = torch.zeros(1, 8, 8)
     image[0, 0, 7] = 1.0
-    assert demo_images.quarter_turn(image.reshape(1, 64)).reshape(8, 8)[0, 0] == 1.0
+    assert images.quarter_turn(image.reshape(1, 64)).reshape(8, 8)[0, 0] == 1.0
 
 
 def test_the_held_out_choice_is_at_the_foot_of_the_curve_of_the_glm(record: DemoRecord) -> None:
@@ -88,7 +88,7 @@ def test_the_tuned_prior_is_the_best_of_its_sweep(record: DemoRecord) -> None:
 
 def test_the_same_seed_gives_the_same_record_and_leaves_torch_alone(record: DemoRecord) -> None:
     before = torch.random.get_rng_state()
-    again = demo.run(seed=0, size=TOY)
+    again = run.run(seed=0, size=TOY)
     assert torch.equal(before, torch.random.get_rng_state())
     assert {**again, "seconds": 0} == {**record, "seconds": 0}
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import lapwing as lw
-from lapwing.bench.memory import resident_mib
+from lapwing_studies.bench.memory import resident_mib
 
 STRUCTURES = ["full", "block", "kron", "ekfac", "diag", "lowrank", "gp"]
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import lapwing as lw
-from lapwing.diagnosis import Finding
+from lapwing.posterior.diagnosis import Finding
 
 torch.manual_seed(0)
 X = torch.randn(60, 2)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import ranked
-from lapwing.bench import ranks as bench
+from lapwing_studies.bench import ranks as bench
 
 
 def assert_well(said: list[str]) -> None:

@@ -16,13 +16,13 @@ import lapwing as lw
 import oracle
 from lapwing.curvature import GaussNewton
 from lapwing.data import as_batches
-from lapwing.em import EMStep
-from lapwing.em.loop import _Em
-from lapwing.em.scaling import Scaling
-from lapwing.em.solvers import Start, System
-from lapwing.em.targets import target_share
-from lapwing.observations import observed
-from lapwing.sampling import WeightDraws
+from lapwing.data.targets import observed
+from lapwing.posterior.sampling import WeightDraws
+from lapwing.tuning.em import EMStep
+from lapwing.tuning.em.loop import _Em
+from lapwing.tuning.em.scaling import Scaling
+from lapwing.tuning.em.solvers import Start, System
+from lapwing.tuning.em.targets import target_share
 from oracle import assert_close
 from untouched import untouched
 
@@ -123,7 +123,7 @@ def in_batches(data: tuple[Tensor, Tensor]) -> list[tuple[Tensor, Tensor]]:
 def test_what_sees_one_process_is_refused_in_several(solver: Any, monkeypatch: pytest.MonkeyPatch):
     model, data = regression()
     posterior = lw.fit(model, data, "regression", structure="diag")
-    front = import_module("lapwing.tune")
+    front = import_module("lapwing.api.tune")
     monkeypatch.setattr(front.ranks, "many", lambda: True)
     with pytest.raises(lw.StructureError, match=f"{type(solver).__name__}.* one process"):
         front._Choice(True, front._curvature("network"), False).check_em(posterior, lw.EM(solver=solver), None)

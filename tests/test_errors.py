@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Subset, TensorDataset
 
 import lapwing as lw
-from lapwing import registry
+from lapwing import words
 from untouched import stir, untouched
 
 N = 6
@@ -688,7 +688,7 @@ OTHER_NAMES = [
 
 @pytest.mark.parametrize(("argument", "other", "word"), OTHER_NAMES, ids=lambda word: word)
 def test_other_names_of_the_same_thing_are_accepted(argument: str, other: str, word: str) -> None:
-    assert registry.canonical(argument, other) == word
+    assert words.canonical(argument, other) == word
     targets = {"regression": real(N, 3), "count": COUNTS[:, None].repeat(1, 3), "multilabel": torch.eye(3)[LABELS]}
     options: dict[str, Any] = {"likelihood": "classification"}
     data = (X, targets.get(word, LABELS))

@@ -17,11 +17,11 @@ import lapwing as lw
 import oracle
 from lapwing.data import as_batches
 from lapwing.predictive.link_rules import DEFAULT, PROBIT
-from lapwing.tuning.held_out import HeldOut as HeldOutPass
-from lapwing.tuning.held_out import Shift
-from lapwing.tuning.scoring import Freedom, Score, _best_on
-from lapwing.tuning.validation import GRID, NO_SPREAD, Candidate
-from lapwing.tuning.variables import _log_scale_bounds
+from lapwing.tuning.evidence.variables import _log_scale_bounds
+from lapwing.tuning.validation.held_out import HeldOut as HeldOutPass
+from lapwing.tuning.validation.held_out import Shift
+from lapwing.tuning.validation.scoring import Freedom, Score, _best_on
+from lapwing.tuning.validation.search import GRID, NO_SPREAD, Candidate
 from oracle import assert_close
 
 # --- the 1-h-1 networks on a noisy sine ------------------------------------------------------------------------
@@ -550,7 +550,7 @@ def sigmoid_nll(m: Tensor, v: Tensor, y: Tensor) -> float:
 
 def test_covariances_of_held_out_data_are_bounded(monkeypatch):
     """No more inputs carry a covariance for every scale than there is room for."""
-    from lapwing.tuning import held_out
+    from lapwing.tuning.validation import held_out
 
     case = HeldOut.of("bernoulli")
     posterior = lw.fit(case.model, case.train, "binary", structure="full")

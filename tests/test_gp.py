@@ -15,7 +15,7 @@ import lapwing as lw
 import oracle
 from lapwing.curvature.points import AtRandom, choose_points
 from lapwing.data import as_input
-from lapwing.jacobian import DenseBlock, FactorBlock, Given
+from lapwing.network.jacobian import DenseBlock, FactorBlock, Given
 from lapwing.operators import Arrangement, low_rank
 from makers import low_rank as low_rank_maker
 from makers import randn
@@ -128,9 +128,9 @@ def test_evidence_of_a_linear_model_is_the_density_of_its_targets() -> None:
 
 @pytest.mark.parametrize("coupling", ["full", "independent"])
 def test_convolutions_are_written_out_in_tiles(coupling: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lapwing.jacobian.crossing._WRITTEN_FLOATS", 100)
-    monkeypatch.setattr("lapwing.jacobian.crossing._ROWS", 4)
-    monkeypatch.setattr("lapwing.jacobian.crossing._COLUMNS", 5)
+    monkeypatch.setattr("lapwing.network.jacobian.kernels._WRITTEN_FLOATS", 100)
+    monkeypatch.setattr("lapwing.network.jacobian.kernels._ROWS", 4)
+    monkeypatch.setattr("lapwing.network.jacobian.kernels._COLUMNS", 5)
     torch.manual_seed(0)
     layers = (nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Conv2d(3, 2, 2, groups=1), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3))
     model = nn.Sequential(*layers).double()
@@ -536,7 +536,7 @@ def test_rows_that_are_not_kept_written_out_give_the_same(monkeypatch: pytest.Mo
     v = randn(3, 12, g=seeded())
     kept = [H.mv(v), H.plus(P0).solve(v), H.plus(P0).half_solve(v)]
     monkeypatch.setattr(low_rank, "_KEPT_FLOATS", 0)
-    monkeypatch.setattr("lapwing.jacobian.rows._WRITTEN_FLOATS", 12)
+    monkeypatch.setattr("lapwing.network.jacobian.rows._WRITTEN_FLOATS", 12)
     H, _, P0 = low_rank_maker(0)
     for mine, other in zip([H.mv(v), H.plus(P0).solve(v), H.plus(P0).half_solve(v)], kept, strict=True):
         assert_close(mine, other)

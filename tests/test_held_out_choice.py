@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import lapwing as lw
 from lapwing.predictive.link_rules import DEFAULT
-from lapwing.tuning.scoring import Score, _as_far_as_sure, _best_log_factor
-from lapwing.tuning.validation import NO_SPREAD, Candidate, averaged
+from lapwing.tuning.validation.scoring import Score, _as_far_as_sure, _best_log_factor
+from lapwing.tuning.validation.search import NO_SPREAD, Candidate, averaged
 
 SCALES = [1e-2, 1e-1, 1.0, 1e1, 1e2]
 
@@ -56,8 +56,8 @@ def test_the_mean_is_moved_for_more_than_its_noise_and_its_cost(gain: float, noi
 def test_row_scores_add_up_to_the_search_s_own_score() -> None:
     """For every likelihood: the mean over rows of the log probabilities is minus the candidate's NLL."""
     from lapwing.data import as_batches
-    from lapwing.tuning import validation
-    from lapwing.tuning.held_out import MOST_COMPARED, HeldOut, scaled
+    from lapwing.tuning.validation import search
+    from lapwing.tuning.validation.held_out import MOST_COMPARED, HeldOut, scaled
 
     torch.manual_seed(0)
     x = torch.randn(60, 2, dtype=torch.float64)
@@ -73,8 +73,8 @@ def test_row_scores_add_up_to_the_search_s_own_score() -> None:
         precisions = [each.precision for each in ladder.values()]
         data = HeldOut.of(posterior, as_batches((x[40:], y[40:])), precisions, [], MOST_COMPARED, False)
         free = likelihood == "regression"
-        for c in validation._all_candidates(posterior, data, list(ladder), free):
-            found = validation._rows(data, c)
+        for c in search._all_candidates(posterior, data, list(ladder), free):
+            found = search._rows(data, c)
             assert len(found) == 20
             assert abs(float(found.mean()) + c.score.nll) < 1e-10, (likelihood, c)
 

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 import lapwing as lw
 from cases import Case, Net, floats
 from lapwing.data import as_input
-from lapwing.jacobian import FactorBlock, Given, Images, Inputs
-from lapwing.jacobian.block import Scratch
-from lapwing.jacobian.thinned import ThinnedBlock
-from lapwing.layers import rule_for
-from lapwing.layers.base import FactorRule
 from lapwing.linalg import GramSum
+from lapwing.network.jacobian import FactorBlock, Given, Images, Inputs
+from lapwing.network.jacobian.block import Scratch
+from lapwing.network.jacobian.sparse import ThinnedBlock
+from lapwing.network.layers import rule_for
+from lapwing.network.layers.base import FactorRule
 from lapwing.operators import Arrangement
 from makers import randn
 from oracle import assert_close
@@ -80,7 +80,7 @@ def test_products_of_patches_without_the_patches(conv: Any, memory: torch.memory
 
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels-last"])
 def test_many_images_are_taken_some_at_a_time(memory: torch.memory_format, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lapwing.layers import patches
+    from lapwing.network.layers import patches
 
     monkeypatch.setattr(patches, "_CACHED_FLOATS", 200)
     for stride in (1, 2):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import lapwing as lw
-from lapwing.normalised import find_normalised_groups
+from lapwing.priors.normalised import find_normalised_groups
 from oracle import assert_close
 from test_normalised import SCALED, Scaled, as_double, made, rescaled, seeded, targets, without_eps
 

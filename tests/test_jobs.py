@@ -13,18 +13,18 @@ from torch import nn
 from typer.testing import CliRunner
 
 from lapwing import cli
-from lapwing.bench.jobs import measuring, runner
-from lapwing.bench.jobs.baselines import dropping
-from lapwing.bench.jobs.clock import OutOfTime, cpu_limit, unit_seconds
-from lapwing.bench.jobs.kinds import Classes, Numbers, mixture_nll
-from lapwing.bench.jobs.measuring import Setting, run
-from lapwing.bench.jobs.records import JobRecord, Judged, blank
-from lapwing.bench.jobs.rows import Cut, Rows
-from lapwing.bench.jobs.training import Shelf
-from lapwing.bench.jobs.workloads import JOBS, Goals, Job
-from lapwing.bench.reproduce.folder import DataFolder
-from lapwing.bench.reproduce.training import Recipe
-from lapwing.report.jobs import markdown
+from lapwing_studies.bench.jobs import measuring, runner
+from lapwing_studies.bench.jobs.baselines import dropping
+from lapwing_studies.bench.jobs.clock import OutOfTime, cpu_limit, unit_seconds
+from lapwing_studies.bench.jobs.kinds import Classes, Numbers, mixture_nll
+from lapwing_studies.bench.jobs.measuring import Setting, run
+from lapwing_studies.bench.jobs.records import JobRecord, Judged, blank
+from lapwing_studies.bench.jobs.rows import Cut, Rows
+from lapwing_studies.bench.jobs.training import Shelf
+from lapwing_studies.bench.jobs.workloads import JOBS, Goals, Job
+from lapwing_studies.report.jobs import markdown
+from lapwing_studies.reproduce.folder import DataFolder
+from lapwing_studies.reproduce.training import Recipe
 
 NOWHERE = DataFolder(None)
 METHODS = ["Lapwing", "MAP", "temperature", "ensemble of 5", "MC dropout"]

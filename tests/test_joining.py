@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import lapwing as lw
 import oracle
 from lapwing.data import ModelInput, as_batches
-from lapwing.joining import Joiner, joined_size
+from lapwing.data.joining import Joiner, joined_size
 from makers import randn
 from oracle import assert_close
 
@@ -231,7 +231,7 @@ sys.exit("sympy" in sys.modules)
 
 def test_tuning_again_over_other_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """The linear mode is found anew from where it was, however the data are cut this time."""
-    monkeypatch.setattr("lapwing.linearise._MOST_JOINED", 1)
+    monkeypatch.setattr("lapwing.network.linearised._MOST_JOINED", 1)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(40, 120), nn.Tanh(), nn.Linear(120, 3)).double()
     X, Y = torch.randn(600, 40, dtype=torch.float64), torch.randint(3, (600,))

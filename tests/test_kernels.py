@@ -13,7 +13,7 @@ from torch import nn
 import lapwing as lw
 import oracle
 from lapwing.data import as_input
-from lapwing.jacobian import FactorBlock, Images, Jacobian, ThinnedBlock
+from lapwing.network.jacobian import FactorBlock, Images, Jacobian, ThinnedBlock
 from lapwing.operators import GroupedDiagonal, LowRankPrecision
 from makers import randn
 from oracle import assert_close

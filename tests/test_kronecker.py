@@ -17,10 +17,16 @@ import oracle
 from cases import CASES, Case, by_name
 from lapwing.curvature import estimate
 from lapwing.data import as_batches
-from lapwing.jacobian import FactorBlock
-from lapwing.layers import FactorRule, register_rule, rules
-from lapwing.observations import observed
-from lapwing.operators import Arrangement, DenseCurvature, DiagonalCurvature, EigenCurvature, KroneckerCurvature
+from lapwing.data.targets import observed
+from lapwing.network.jacobian import FactorBlock
+from lapwing.network.layers import FactorRule, register_rule, rules
+from lapwing.operators import (
+    Arrangement,
+    DenseCurvature,
+    DiagonalCurvature,
+    EigenCurvature,
+    KroneckerCurvature,
+)
 from oracle import assert_close
 from truth import NOISE, Truth
 

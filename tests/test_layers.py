@@ -14,7 +14,7 @@ import lapwing as lw
 import oracle
 from cases import Case, Inputs, Net, by_name, floats, mask, several, tokens
 from lapwing.data import as_input
-from lapwing.jacobian import Block, DenseBlock, EmbeddingBlock, FactorBlock, Jacobian
+from lapwing.network.jacobian import Block, DenseBlock, EmbeddingBlock, FactorBlock, Jacobian
 from lapwing.operators import GroupedDiagonal, KroneckerCurvature
 from oracle import assert_close
 from truth import Truth
@@ -416,7 +416,7 @@ def test_attention_that_differs_is_left_to_reverse_mode(build: Callable[[], nn.M
 
 
 def test_a_forward_that_computes_something_else_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lapwing.layers import attention
+    from lapwing.network.layers import attention
 
     monkeypatch.setattr(attention, "sqrt", lambda x: x)  # the scores would come out too small
     check(Truth.of(self_case("wrong", {})), rest=OWN)

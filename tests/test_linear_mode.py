@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 import lapwing as lw
 import oracle
+from lapwing.api.tune import _most_stored
 from lapwing.data import as_batches, as_input
+from lapwing.data.targets import observed
 from lapwing.linear_model import PRECISE, Expansion, design, in_fixed_order, is_stored
-from lapwing.observations import observed
-from lapwing.products.jvp import by_rows, choose_jvp, forward_mode, reverse_twice, together
-from lapwing.tune import _most_stored
-from lapwing.tuning.joint import find_mode
-from lapwing.tuning.occam import DenseOccam, KernelOccam
-from lapwing.tuning.target import DenseTarget, HeldTarget, SpectralTarget, target
-from lapwing.tuning.traced import TracedTarget
+from lapwing.network.products.jvp import by_rows, choose_jvp, forward_mode, reverse_twice, together
+from lapwing.tuning.evidence.joint import find_mode
+from lapwing.tuning.evidence.log_det import DenseOccam, KernelOccam
+from lapwing.tuning.evidence.target import DenseTarget, HeldTarget, SpectralTarget, target
+from lapwing.tuning.evidence.traced import TracedTarget
 from oracle import assert_close
 
 STRUCTURES = ["full", "block", "kron", "ekfac", "diag"]

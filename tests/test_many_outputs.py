@@ -11,16 +11,16 @@ from torch import Tensor, nn
 import lapwing as lw
 from lapwing.data import as_batches
 from lapwing.likelihoods import Categorical, Sites
+from lapwing.network.products import choose_jvp
+from lapwing.network.products.jvp import by_rows
 from lapwing.predictive import antithetic_draws
 from lapwing.predictive.link_rules import DEFAULT
 from lapwing.predictive.links import gaussian_draws
 from lapwing.predictive.pushforward import SiteGaussian
-from lapwing.products import choose_jvp
-from lapwing.products.jvp import by_rows
-from lapwing.sampling import seeded
-from lapwing.tuning.held_out import HeldOut
-from lapwing.tuning.scoring import Targets, _Labels
-from lapwing.tuning.some_outputs import MOST_CLASSES, chosen
+from lapwing.runtime.arguments import seeded
+from lapwing.tuning.validation.held_out import HeldOut
+from lapwing.tuning.validation.scoring import Targets, _Labels
+from lapwing.tuning.validation.some_outputs import MOST_CLASSES, chosen
 from oracle import assert_close
 
 C = 80
@@ -97,7 +97,7 @@ def test_products_for_many_outputs_are_those_of_the_rows():
 
 
 def test_a_wrong_product_is_noticed_where_outputs_are_many(monkeypatch):
-    from lapwing.products import jvp as module
+    from lapwing.network.products import jvp as module
 
     model, x, y = many_classes()
     linearised = lw.fit(model, (x, y), "classification", structure="diag").linearised

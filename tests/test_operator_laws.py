@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from lapwing.errors import StructureError
-from lapwing.operators import Basis, EigenCurvature, GroupedDiagonal, KroneckerCurvature, KroneckerFactors
+from lapwing.operators import (
+    Basis,
+    EigenCurvature,
+    GroupedDiagonal,
+    KroneckerCurvature,
+    KroneckerFactors,
+)
 from lapwing.operators.conditioning import smallest_eigenvalue
 from lapwing.operators.dense_rows import DenseRows
 from makers import (

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import lapwing as lw
 import oracle
 from cases import Case, Net, floats, mlp, tokens
-from lapwing.jacobian import FactorBlock, OutputBlock
 from lapwing.likelihoods import Sites
+from lapwing.network.jacobian import FactorBlock, OutputBlock
 from makers import randn
 from oracle import assert_close
 from truth import Truth
@@ -322,8 +322,8 @@ def test_no_backward_pass_and_no_column_of_the_root(monkeypatch: pytest.MonkeyPa
     truth = Truth.of(IDENTITIES[0])
     truth.fit(structure="kron", params="last_layer")
     monkeypatch.setattr(lw.Categorical, "hessian_root", refuse)
-    monkeypatch.setattr("lapwing.linearise.pull_back", refuse)
-    monkeypatch.setattr("lapwing.linearise.captured_blocks", refuse)
+    monkeypatch.setattr("lapwing.network.linearised.pull_back", refuse)
+    monkeypatch.setattr("lapwing.network.linearised.captured_blocks", refuse)
     for structure in ("kron", "ekfac", "diag"):
         truth.fit(structure=structure, params="last_layer").outputs(truth.x).cov  # noqa: B018
 

@@ -9,15 +9,15 @@ from torch import nn
 import oracle
 from cases import by_name, over_architectures
 from lapwing.data import as_batches
+from lapwing.data.targets import observed
 from lapwing.likelihoods import Sites
 from lapwing.linear_model import design
-from lapwing.observations import observed
+from lapwing.network.products import DataJacobian, can_push
+from lapwing.network.products.jvp import together
+from lapwing.network.products.vjp import batched, one_by_one
+from lapwing.network.rule_check import linearise
 from lapwing.operators import GroupedDiagonal
-from lapwing.probe import linearise
-from lapwing.products import DataJacobian, can_push
-from lapwing.products.jvp import together
-from lapwing.products.vjp import batched, one_by_one
-from lapwing.registry import layout_choice
+from lapwing.words import layout_choice
 from makers import randn
 from oracle import assert_close
 from truth import Truth

@@ -13,10 +13,10 @@ from torch.distributions import MultivariateNormal, kl_divergence
 
 import lapwing as lw
 import oracle
-from lapwing.observations import observed
+from lapwing.api.refine import _IMMER2021
+from lapwing.data.targets import observed
 from lapwing.posterior import Readout
 from lapwing.predictive.links import sobol_normal
-from lapwing.refine import _IMMER2021
 from lapwing.refinement import (
     Adam,
     Ascent,

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from demo_records import synthetic_record
-from lapwing.report import figures, tables
-from lapwing.report.page import headlines, render, write_page
-from lapwing.report.palette import DARK, LIGHT
+from lapwing_studies.report import figures, tables
+from lapwing_studies.report.page import headlines, render, write_page
+from lapwing_studies.report.palette import DARK, LIGHT
 
 PANELS = {"regression": 1, "moons": 6, "reliability": 3, "entropy": 3, "evidence": 2}
 

@@ -15,19 +15,19 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from lapwing import cli
-from lapwing.bench.reproduce import battery, scores, sources, tasks
-from lapwing.bench.reproduce.architectures import cnn, groups_of_four, mlp, seeded
-from lapwing.bench.reproduce.battery import METHODS, BatteryRecord
-from lapwing.bench.reproduce.effort import QUICK, TOY
-from lapwing.bench.reproduce.folder import DataFolder
-from lapwing.bench.reproduce.parts import Parts, Scaling, Split, stratified, wide_box
-from lapwing.bench.reproduce.store import Store
-from lapwing.bench.reproduce.study import Study
-from lapwing.bench.reproduce.summary import claims, lines
-from lapwing.bench.reproduce.training import Recipe, train
 from lapwing.errors import InputError
-from lapwing.report import battery as battery_report
-from lapwing.report.study import markdown, write_study
+from lapwing_studies.report import battery as battery_report
+from lapwing_studies.report.study import markdown, write_study
+from lapwing_studies.reproduce import battery, scores, sources, tasks
+from lapwing_studies.reproduce.architectures import cnn, groups_of_four, mlp, seeded
+from lapwing_studies.reproduce.battery import METHODS, BatteryRecord
+from lapwing_studies.reproduce.effort import QUICK, TOY
+from lapwing_studies.reproduce.folder import DataFolder
+from lapwing_studies.reproduce.parts import Parts, Scaling, Split, stratified, wide_box
+from lapwing_studies.reproduce.store import Store
+from lapwing_studies.reproduce.study import Study
+from lapwing_studies.reproduce.summary import claims, lines
+from lapwing_studies.reproduce.training import Recipe, train
 
 NO_DATA = DataFolder(None)
 
@@ -307,7 +307,7 @@ def test_the_page_and_the_markdown_name_every_task(tmp_path: Path) -> None:
 def test_the_command_prints_and_writes(
     few_tasks: None, done: tuple[Path, BatteryRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lapwing.bench.reproduce import effort
+    from lapwing_studies.reproduce import effort
 
     monkeypatch.setattr(effort, "QUICK", TOY)
     out, _ = done

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import nn
 
-from lapwing.bench.networks import n_parameters
-from lapwing.bench.reproduce import antoran, batchnorm, image_networks
-from lapwing.bench.reproduce.architectures import seeded
-from lapwing.bench.reproduce.effort import FULL, TOY
-from lapwing.bench.reproduce.folder import DataFolder
-from lapwing.bench.reproduce.image_networks import NETWORKS, NORMALISED
-from lapwing.bench.reproduce.published import ANTORAN_2022
-from lapwing.bench.reproduce.store import Store
-from lapwing.bench.reproduce.study import Study
-from lapwing.report import antoran as antoran_report
-from lapwing.report import batchnorm as batchnorm_report
-from lapwing.report.study import markdown, write_study
+from lapwing_studies.bench.networks import n_parameters
+from lapwing_studies.report import antoran as antoran_report
+from lapwing_studies.report import batchnorm as batchnorm_report
+from lapwing_studies.report.study import markdown, write_study
+from lapwing_studies.reproduce import antoran, batchnorm, image_networks
+from lapwing_studies.reproduce.architectures import seeded
+from lapwing_studies.reproduce.effort import FULL, TOY
+from lapwing_studies.reproduce.folder import DataFolder
+from lapwing_studies.reproduce.image_networks import NETWORKS, NORMALISED
+from lapwing_studies.reproduce.published import ANTORAN_2022
+from lapwing_studies.reproduce.store import Store
+from lapwing_studies.reproduce.study import Study
 
 
 def study(folder: Path, effort: Any = TOY) -> Study:

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from lapwing.bench.reproduce import alarm, conformal, pairs
-from lapwing.bench.reproduce.effort import TOY
-from lapwing.bench.reproduce.folder import DataFolder
-from lapwing.bench.reproduce.parts import Split
-from lapwing.bench.reproduce.store import Store
-from lapwing.bench.reproduce.study import Study
 from lapwing.errors import InputError
-from lapwing.report import alarm as alarm_report
-from lapwing.report import conformal as conformal_report
-from lapwing.report.study import markdown, write_study
+from lapwing_studies.report import alarm as alarm_report
+from lapwing_studies.report import conformal as conformal_report
+from lapwing_studies.report.study import markdown, write_study
+from lapwing_studies.reproduce import alarm, conformal, pairs
+from lapwing_studies.reproduce.effort import TOY
+from lapwing_studies.reproduce.folder import DataFolder
+from lapwing_studies.reproduce.parts import Split
+from lapwing_studies.reproduce.store import Store
+from lapwing_studies.reproduce.study import Study
 
 
 def folder(path: Path) -> DataFolder:

@@ -13,20 +13,20 @@ import torch
 from torch import nn
 
 import lapwing as lw
-from lapwing.bench.reproduce import banana, immer, immer_methods, step, uci
-from lapwing.bench.reproduce.architectures import mlp, seeded
-from lapwing.bench.reproduce.effort import FULL, QUICK, TOY
-from lapwing.bench.reproduce.folder import DataFolder
-from lapwing.bench.reproduce.many import LEARNING_RATE, train_many
-from lapwing.bench.reproduce.parts import Split
-from lapwing.bench.reproduce.published import IMMER_2021
-from lapwing.bench.reproduce.store import Store
-from lapwing.bench.reproduce.study import Study, done
 from lapwing.errors import InputError
-from lapwing.report import banana as banana_report
-from lapwing.report import immer as report
-from lapwing.report import step as step_report
-from lapwing.report.study import markdown, write_study
+from lapwing_studies.report import banana as banana_report
+from lapwing_studies.report import immer as report
+from lapwing_studies.report import step as step_report
+from lapwing_studies.report.study import markdown, write_study
+from lapwing_studies.reproduce import banana, immer, immer_methods, step, uci
+from lapwing_studies.reproduce.architectures import mlp, seeded
+from lapwing_studies.reproduce.effort import FULL, QUICK, TOY
+from lapwing_studies.reproduce.folder import DataFolder
+from lapwing_studies.reproduce.many import LEARNING_RATE, train_many
+from lapwing_studies.reproduce.parts import Split
+from lapwing_studies.reproduce.published import IMMER_2021
+from lapwing_studies.reproduce.store import Store
+from lapwing_studies.reproduce.study import Study, done
 
 
 def folder(path: Path, n_classes: int = 3) -> DataFolder:

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from lapwing.bench.reproduce.effort import TOY
-from lapwing.bench.reproduce.folder import DataFolder
-from lapwing.bench.reproduce.image_networks import staged_resnet
-from lapwing.bench.reproduce.parts import Parts, Split
-from lapwing.bench.reproduce.sampled import N_LABELS, SIZES, SampledJob, run
-from lapwing.bench.reproduce.store import Store
-from lapwing.bench.reproduce.study import Study
-from lapwing.report import sampled as report
-from lapwing.report.study import markdown, write_study
+from lapwing_studies.report import sampled as report
+from lapwing_studies.report.study import markdown, write_study
+from lapwing_studies.reproduce.effort import TOY
+from lapwing_studies.reproduce.folder import DataFolder
+from lapwing_studies.reproduce.image_networks import staged_resnet
+from lapwing_studies.reproduce.parts import Parts, Split
+from lapwing_studies.reproduce.sampled import N_LABELS, SIZES, SampledJob, run
+from lapwing_studies.reproduce.store import Store
+from lapwing_studies.reproduce.study import Study
 
 
 def test_the_joint_score_is_that_of_functions(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_the_page_can_be_made_and_a_stopped_study_goes_on(tmp_path: Path, monkey
     record = run(study)
     (tmp_path / "records" / "sampled-laplace-digits-toy-0.json").unlink()
     with monkeypatch.context() as patched:
-        patched.setattr("lapwing.tune", None)  # every posterior is kept: nothing is tuned again
+        patched.setattr("lapwing.api.tune", None)  # every posterior is kept: nothing is tuned again
         assert run(study) == record
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     text = write_study(report.page(record, "lapwing reproduce sampled-laplace"), tmp_path / "report.html").read_text()

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from lapwing.bench.reproduce import fisher, preconditioners, product_cost
-from lapwing.bench.reproduce.effort import TOY
-from lapwing.bench.reproduce.folder import DataFolder
-from lapwing.bench.reproduce.store import Store
-from lapwing.bench.reproduce.study import Study
 from lapwing.operators import DiagonalCurvature, GroupedDiagonal
-from lapwing.report import fisher as fisher_report
-from lapwing.report import preconditioners as preconditioners_report
-from lapwing.report import product_cost as product_cost_report
-from lapwing.report.study import markdown, write_study
+from lapwing_studies.report import fisher as fisher_report
+from lapwing_studies.report import preconditioners as preconditioners_report
+from lapwing_studies.report import product_cost as product_cost_report
+from lapwing_studies.report.study import markdown, write_study
+from lapwing_studies.reproduce import fisher, preconditioners, product_cost
+from lapwing_studies.reproduce.effort import TOY
+from lapwing_studies.reproduce.folder import DataFolder
+from lapwing_studies.reproduce.store import Store
+from lapwing_studies.reproduce.study import Study
 
 
 def test_iterations_are_as_many_as_there_are_different_eigenvalues() -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from lapwing.bench.reproduce import subnetwork
-from lapwing.bench.reproduce.effort import FULL, TOY
-from lapwing.bench.reproduce.folder import DataFolder
-from lapwing.bench.reproduce.store import Store
-from lapwing.bench.reproduce.study import Study
-from lapwing.report import subnetwork as report
-from lapwing.report.study import markdown, write_study
+from lapwing_studies.report import subnetwork as report
+from lapwing_studies.report.study import markdown, write_study
+from lapwing_studies.reproduce import subnetwork
+from lapwing_studies.reproduce.effort import FULL, TOY
+from lapwing_studies.reproduce.folder import DataFolder
+from lapwing_studies.reproduce.store import Store
+from lapwing_studies.reproduce.study import Study
 
 
 def test_data_are_the_same_every_time_and_leave_gaps() -> None:

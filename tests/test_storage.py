@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import lapwing as lw
 from faults import died_at, files_up_to
+from lapwing import words
 from lapwing.linear_model import Expansion, Search
 from lapwing.operators import LowRankCurvature
 from stored import KINDS, LABELS, STRUCTURES, N, T, X, answers, assert_close, assert_same_bits, fitted, kept, network
@@ -98,7 +99,7 @@ def test_a_mode_that_is_held_comes_back_without_the_outputs_of_the_data(path: Pa
 @pytest.mark.parametrize("link", ["probit", "pairwise", "bridge", "bridge_norm", "mc"])
 def test_temperature_and_link_come_back(link: str, path: Path) -> None:
     posterior = kept("classes", "kron")
-    rule = lw.registry.link(link)
+    rule = words.link(link)
     posterior = replace(posterior, readout=replace(posterior.readout, temperature=1.7, link=rule))
     loaded = again(posterior, path)
     assert_same_bits(posterior, loaded)
@@ -394,8 +395,8 @@ def test_a_custom_likelihood_is_given_again(path: Path) -> None:
     loaded = lw.load(path, network(1), likelihood=_own())
     assert torch.equal(loaded.outputs(T).var, posterior.outputs(T).var)
     assert torch.equal(loaded.log_evidence(), posterior.log_evidence())
-    for given, words in ((None, "whose functions are not in the file"), (_own(psd="clip"), "it was fitted with")):
-        with pytest.raises(lw.StorageError, match=words):
+    for given, said in ((None, "whose functions are not in the file"), (_own(psd="clip"), "it was fitted with")):
+        with pytest.raises(lw.StorageError, match=said):
             lw.load(path, network(1), likelihood=given)
     lw.save(kept("classes", "diag"), path)
     with pytest.raises(lw.StorageError, match="its own likelihood"):

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 import lapwing as lw
 import oracle
 from cases import CASES, by_name
-from lapwing.bench import workloads
 from lapwing.data import as_input
-from lapwing.jacobian import FactorBlock
+from lapwing.network.jacobian import FactorBlock
+from lapwing.network.products import jvp
 from lapwing.planning.ledger import Ledger
-from lapwing.products import jvp
 from lapwing.subnetwork.swag import RunningVariance
+from lapwing_studies.bench import workloads
 from oracle import assert_close
 from truth import Truth
 from untouched import stir, untouched

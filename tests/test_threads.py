@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import lapwing as lw
-from lapwing.sandbox import Template
+from lapwing.runtime.sandbox import Template
 from untouched import changes, model_facts, untouched
 
 STRUCTURES = ["full", "block", "kron", "ekfac", "diag", "lowrank", "gp", "matrixfree"]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
 import lapwing as lw
-from lapwing import params
+from lapwing.network import parameters
 from untouched import untouched
 
 TOKENS = torch.tensor([[0, 3, 2], [5, 5, 1], [4, 0, 6], [1, 2, 3]])
@@ -73,8 +73,8 @@ def test_all_parameters_agree_with_the_last_layer_on_the_tied_ones() -> None:
 
 def test_a_plan_knows_that_a_tied_head_goes_through_the_body() -> None:
     model = Tied(bias=False)
-    assert params.tied(model, params.of_module(model, "head"))
-    assert not params.tied(model, params.of_module(model, "mix"))
+    assert parameters.tied(model, parameters.of_module(model, "head"))
+    assert not parameters.tied(model, parameters.of_module(model, "mix"))
     assert lw.plan(model, (TOKENS, TARGETS), "classification", params="last_layer").chosen is not None
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import lapwing as lw
 import oracle
-from lapwing.jacobian import EmbeddingBlock
+from lapwing.network.jacobian import EmbeddingBlock
 from lapwing.operators import KroneckerCurvature
 from oracle import assert_close
 from untouched import untouched

@@ -1,7 +1,11 @@
 """Lapwing: error bars for the neural network you already trained."""
 
+from lapwing.api.compare import Comparison, compare
+from lapwing.api.fit import fit, plan, prior
+from lapwing.api.merge import merge
+from lapwing.api.refine import refine
+from lapwing.api.tune import tune
 from lapwing.calibration import Alarm, Conformal, alarm, conformal
-from lapwing.comparison import Comparison, compare
 from lapwing.curvature import (
     GP,
     Block,
@@ -18,8 +22,6 @@ from lapwing.curvature import (
     Sampled,
     Signs,
 )
-from lapwing.diagnosis import Diagnosis
-from lapwing.em import EM, SGD, Dense, sampled
 from lapwing.errors import (
     InputError,
     InputTypeError,
@@ -32,8 +34,6 @@ from lapwing.errors import (
     StorageError,
     StructureError,
 )
-from lapwing.fit import fit, plan, prior
-from lapwing.hessian import ExactHessian, exact_hessian
 from lapwing.likelihoods import (
     Bernoulli,
     Categorical,
@@ -45,14 +45,14 @@ from lapwing.likelihoods import (
     check_likelihood,
 )
 from lapwing.linalg import CG, Rademacher, UnitVectors
-from lapwing.merging import merge
 from lapwing.planning import Plan
 from lapwing.posterior import Posterior
+from lapwing.posterior.diagnosis import Diagnosis
+from lapwing.posterior.hessian import ExactHessian, exact_hessian
 from lapwing.predictive import Prediction
-from lapwing.refine import refine
 from lapwing.storage import load, save
 from lapwing.subnetwork import Functional, Magnitude, MarginalVariance, RandomScore, Subnetwork, Swag
-from lapwing.tune import tune
+from lapwing.tuning.em import EM, SGD, Dense, sampled
 
 __version__ = "0.1.0"
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from lapwing import ranks
 from lapwing._types import Float, Tensor
 from lapwing.calibration.epistemic import Scorer
 from lapwing.calibration.held_out import ROWS, labelled_or_not, scored
 from lapwing.errors import InputError, InputTypeError, NumericalError
 from lapwing.posterior import Posterior
-from lapwing.sandbox import plain_tensors
+from lapwing.runtime import distributed
+from lapwing.runtime.sandbox import plain_tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class Alarm:
         return f"Alarm(n={self.n}, smallest p-value {1 / (self.n + 1):.2g})"
 
 
-@ranks.together("lw.alarm")
+@distributed.together("lw.alarm")
 @plain_tensors()
 def alarm(posterior: Posterior, held_out: Any, *, progress: bool | None = None) -> Alarm:
     """An alarm for inputs unlike those the network was trained for, with a bound on false alarms.

@@ -29,7 +29,7 @@ from lapwing.predictive import (
     site_gaussian,
 )
 from lapwing.predictive.link_rules import DEFAULT
-from lapwing.sampling import seeded
+from lapwing.runtime.arguments import seeded
 from lapwing.tuning import Step
 
 N_DRAWS = 512  # of the outputs of an input

@@ -8,13 +8,13 @@ from typing import Any, Protocol
 
 import torch
 
-from lapwing import ranks
 from lapwing._types import Float, Tensor
 from lapwing.data import Batches, Columns, ModelInput, is_array
 from lapwing.errors import located
 from lapwing.posterior import Posterior
-from lapwing.progress import shown
-from lapwing.sandbox import random_state_kept
+from lapwing.runtime import distributed
+from lapwing.runtime.progress import shown
+from lapwing.runtime.sandbox import random_state_kept
 
 ROWS = 256  # inputs scored at a time where they came as whole arrays
 
@@ -56,5 +56,5 @@ def scored(
         for number, (x, y) in enumerate(shown(held_out, total=n_batches, what="held-out data", progress=progress)):
             with located(f"held_out, batch {number}"):
                 pieces.append(score(x, y))
-    found = [piece for each in ranks.gathered(pieces) for piece in each]
+    found = [piece for each in distributed.gathered(pieces) for piece in each]
     return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)

@@ -13,17 +13,17 @@ from typing import Any
 
 import torch
 
-from lapwing import ranks
 from lapwing._types import Bool, Float, Tensor
 from lapwing.calibration.held_out import scored
 from lapwing.calibration.order_statistics import quantile, rank
 from lapwing.data import ModelInput
+from lapwing.data.targets import encode_batch
 from lapwing.errors import InputError, InputTypeError, NumericalError, ShapeError, StructureError
 from lapwing.likelihoods import Bernoulli, Categorical, CustomLikelihood, Poisson
-from lapwing.observations import encode_batch
 from lapwing.posterior import Posterior
 from lapwing.predictive import ClassPrediction, Prediction, RegressionPrediction
-from lapwing.sandbox import plain_tensors
+from lapwing.runtime import distributed
+from lapwing.runtime.sandbox import plain_tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,7 @@ class Conformal:
         return f"Conformal(level={self.level}, n={self.n}, coverage={self.coverage:.4f})"
 
 
-@ranks.together("lw.conformal")
+@distributed.together("lw.conformal")
 @plain_tensors()
 def conformal(posterior: Posterior, held_out: Any, level: float = 0.9, *, progress: bool | None = None) -> Conformal:
     """Calibrate prediction sets on held-out data: whatever the posterior is like, they cover with probability ≥ level.

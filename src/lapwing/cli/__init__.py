@@ -71,10 +71,10 @@ def demo(
 ) -> None:
     """Train three small networks, give them error bars, and write a report you can open in a browser."""
     _need("demo", matplotlib="matplotlib", jinja2="jinja2", sklearn="scikit-learn", PIL="pillow")
-    from lapwing.bench import demo as task
-    from lapwing.bench.sizes import DEMO, TOY
-    from lapwing.report.page import write_page
-    from lapwing.report.picture import write_picture
+    from lapwing_studies.bench.sizes import DEMO, TOY
+    from lapwing_studies.demo import run as task
+    from lapwing_studies.report.page import write_page
+    from lapwing_studies.report.picture import write_picture
 
     record = task.run(seed=seed, size={SizeName.demo: DEMO, SizeName.toy: TOY}[size])
     page = write_page(record, out / "report.html")
@@ -115,7 +115,7 @@ def bench(
     if chart is not None:
         _draw_bench(out, chart)
         return
-    from lapwing.bench import runner
+    from lapwing_studies.bench import runner
 
     rows, path = [], out / "bench.json"
     for row in runner.run(workload):
@@ -132,8 +132,8 @@ def bench(
 def _bench_jobs(
     path: Path, data: Path | None, only: str | None, limit: float, *, markdown: bool, as_json: bool
 ) -> None:
-    from lapwing.bench.jobs import runner
-    from lapwing.report import jobs
+    from lapwing_studies.bench.jobs import runner
+    from lapwing_studies.report import jobs
 
     if markdown:
         saved = _saved_rows(path)
@@ -155,7 +155,7 @@ def _bench_jobs(
 
 def _draw_bench(out: Path, chart: Path) -> None:
     _need("report", matplotlib="matplotlib")
-    from lapwing.report.benchmarks import markdown, write_chart
+    from lapwing_studies.report.benchmarks import markdown, write_chart
 
     rows, peers = _saved_rows(out / "bench.json"), _saved_rows(out / "peers.json")
     if not rows:

@@ -21,7 +21,7 @@ def planned(target: str | None, workload: str | None, memory: str | None) -> Pla
 
 
 def _of_workload(name: str) -> tuple[Any, Any, Any]:
-    from lapwing.bench import workloads
+    from lapwing_studies.bench import workloads
 
     built = workloads.build(name)
     return built.model, built.batches, built.likelihood

@@ -15,9 +15,9 @@ from rich.table import Table as RichTable
 from lapwing.errors import InputError
 
 if TYPE_CHECKING:
-    from lapwing.bench.reproduce.study import Study
-    from lapwing.report.study import StudyPage
-    from lapwing.report.tables import Table
+    from lapwing_studies.report.study import StudyPage
+    from lapwing_studies.report.tables import Table
+    from lapwing_studies.reproduce.study import Study
 
 
 class TableName(str, Enum):
@@ -60,7 +60,7 @@ class Asked:
 
 def reproduced(asked: Asked) -> tuple[Any, StudyPage, Path]:
     """Run what is not done yet; write record.json, report.html, picture.png and tables.md under the output folder."""
-    from lapwing.report.study import markdown, write_study
+    from lapwing_studies.report.study import markdown, write_study
 
     run, report = _study_and_report(asked.table)
     record = run(study(asked))
@@ -76,7 +76,22 @@ def reproduced(asked: Asked) -> tuple[Any, StudyPage, Path]:
 
 def _study_and_report(table: TableName) -> tuple[Any, Any]:
     """The function that runs a study, and the module that makes its page."""
-    from lapwing.bench.reproduce import (
+    from lapwing_studies.report import alarm as alarm_report
+    from lapwing_studies.report import antoran as antoran_report
+    from lapwing_studies.report import banana as banana_report
+    from lapwing_studies.report import batchnorm as batchnorm_report
+    from lapwing_studies.report import battery as battery_report
+    from lapwing_studies.report import conformal as conformal_report
+    from lapwing_studies.report import fisher as fisher_report
+    from lapwing_studies.report import immer as immer_report
+    from lapwing_studies.report import preconditioners as preconditioners_report
+    from lapwing_studies.report import product_cost as product_cost_report
+    from lapwing_studies.report import quality as quality_report
+    from lapwing_studies.report import sampled as sampled_report
+    from lapwing_studies.report import small_held_out as small_held_out_report
+    from lapwing_studies.report import step as step_report
+    from lapwing_studies.report import subnetwork as subnetwork_report
+    from lapwing_studies.reproduce import (
         alarm,
         antoran,
         banana,
@@ -93,21 +108,6 @@ def _study_and_report(table: TableName) -> tuple[Any, Any]:
         step,
         subnetwork,
     )
-    from lapwing.report import alarm as alarm_report
-    from lapwing.report import antoran as antoran_report
-    from lapwing.report import banana as banana_report
-    from lapwing.report import batchnorm as batchnorm_report
-    from lapwing.report import battery as battery_report
-    from lapwing.report import conformal as conformal_report
-    from lapwing.report import fisher as fisher_report
-    from lapwing.report import immer as immer_report
-    from lapwing.report import preconditioners as preconditioners_report
-    from lapwing.report import product_cost as product_cost_report
-    from lapwing.report import quality as quality_report
-    from lapwing.report import sampled as sampled_report
-    from lapwing.report import small_held_out as small_held_out_report
-    from lapwing.report import step as step_report
-    from lapwing.report import subnetwork as subnetwork_report
 
     return {
         TableName.battery: (battery.run, battery_report),
@@ -129,10 +129,10 @@ def _study_and_report(table: TableName) -> tuple[Any, Any]:
 
 
 def study(asked: Asked) -> Study:
-    from lapwing.bench.reproduce.effort import FULL, QUICK
-    from lapwing.bench.reproduce.folder import DataFolder
-    from lapwing.bench.reproduce.store import Store
-    from lapwing.bench.reproduce.study import Study
+    from lapwing_studies.reproduce.effort import FULL, QUICK
+    from lapwing_studies.reproduce.folder import DataFolder
+    from lapwing_studies.reproduce.store import Store
+    from lapwing_studies.reproduce.study import Study
 
     if asked.data is not None and not asked.data.is_dir():
         raise InputError(f"--data {asked.data} is not a folder.")

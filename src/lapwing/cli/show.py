@@ -10,17 +10,17 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from lapwing.bench.case import Row
-    from lapwing.bench.jobs.records import JobRecord
-    from lapwing.bench.records import DemoRecord
-    from lapwing.report.tables import Table as Values
+    from lapwing_studies.bench.case import Row
+    from lapwing_studies.bench.jobs.records import JobRecord
+    from lapwing_studies.bench.records import DemoRecord
+    from lapwing_studies.report.tables import Table as Values
 
 METHOD_STYLES = {"MAP": "yellow", "sampled network": "magenta", "GLM": "cyan"}
 
 
 def show_demo(record: DemoRecord, page: Path) -> None:
     """Both tables, then where the report is: the path comes last, so that it is the line people see."""
-    from lapwing.report import tables
+    from lapwing_studies.report import tables
 
     console = Console()
     for values in (tables.regression(record["regression"]), tables.digits(record["digits"])):
@@ -62,7 +62,7 @@ def show_job(record: JobRecord) -> None:
 
 def show_jobs(records: list[JobRecord], path: Path) -> None:
     """What each job costs in the network's own passes, then what it is worth beside the other methods."""
-    from lapwing.report import jobs
+    from lapwing_studies.report import jobs
 
     console = Console()
     titled = (

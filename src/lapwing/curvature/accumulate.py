@@ -16,9 +16,10 @@ from lapwing._types import Float, State, Tensor
 from lapwing.curvature.factors import Fisher
 from lapwing.curvature.output_layer import OutputTerms
 from lapwing.curvature.shards import over_ranks
-from lapwing.jacobian import EmbeddingBlock, FactorBlock, Jacobian, RowSizes
 from lapwing.likelihoods import Likelihood
 from lapwing.linalg import Products, add_gram_, mirror_, single_or_better
+from lapwing.network.jacobian import EmbeddingBlock, FactorBlock, Jacobian, RowSizes
+from lapwing.network.parameters import ParamLayout
 from lapwing.operators import (
     Arrangement,
     BlockDiagonalCurvature,
@@ -28,7 +29,6 @@ from lapwing.operators import (
     LowRankCurvature,
     stacked,
 )
-from lapwing.params import ParamLayout
 
 if TYPE_CHECKING:
     from lapwing.curvature.estimate import Pass

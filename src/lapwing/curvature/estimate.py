@@ -9,7 +9,6 @@ from operator import attrgetter
 
 import torch
 
-from lapwing import ranks
 from lapwing._types import Float, State, Tensor
 from lapwing.curvature.accumulate import Accumulator, Structure, Summation, Work
 from lapwing.curvature.factors import Fisher
@@ -20,13 +19,14 @@ from lapwing.curvature.points import Source
 from lapwing.curvature.shards import over_ranks
 from lapwing.curvature.statistics import FitStatistics, RunningStatistics
 from lapwing.data import ModelInput
+from lapwing.data.joining import Joiner, opened
 from lapwing.errors import located
-from lapwing.jacobian import Jacobian
-from lapwing.joining import Joiner, opened
 from lapwing.likelihoods import Likelihood, Sites
-from lapwing.linearise import Linearised, Trace
+from lapwing.network.jacobian import Jacobian
+from lapwing.network.linearised import Linearised, Trace
+from lapwing.network.products import DataJacobian
 from lapwing.operators import Curvature, GroupedDiagonal
-from lapwing.products import DataJacobian
+from lapwing.runtime import distributed
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +207,7 @@ class Sums:
 def summed_parts(sums: Sums, work: Work, keeper: Keeper = NOT_KEPT) -> Sequence[Curvature]:
     """The curvature of each part, summed over rows; none where nothing is summed but the statistics."""
     found = keeper.resumed()
-    further = ranks.gathered(found is not None and found["parts"] is not None)  # whose first pass is over
+    further = distributed.gathered(found is not None and found["parts"] is not None)  # whose first pass is over
     if found is not None and found["parts"] is not None:
         parts, left = list(found["parts"]), found
     else:
@@ -215,7 +215,7 @@ def summed_parts(sums: Sums, work: Work, keeper: Keeper = NOT_KEPT) -> Sequence[
         parts, left = [accumulator.result() for accumulator in sums.accumulators], None
     # Parts that were written down are those of all ranks already.
     together = over_ranks if sums.summation is None else sums.summation.together
-    parts = ranks.broadcast(parts, further.index(True)) if any(further) else list(together(parts))
+    parts = distributed.broadcast(parts, further.index(True)) if any(further) else list(together(parts))
     second = None if sums.summation is None else sums.summation.second_pass(parts)
     if second is None:
         return parts

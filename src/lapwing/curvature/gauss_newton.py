@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
-from lapwing import ranks
 from lapwing._types import Float, Tensor
 from lapwing.curvature.factors import Fisher
 from lapwing.likelihoods import Likelihood, Sites
-from lapwing.linearise import Trace
-from lapwing.products import DataJacobian, DataPiece
+from lapwing.network.linearised import Trace
+from lapwing.network.products import DataJacobian, DataPiece
+from lapwing.runtime import distributed
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,11 +40,14 @@ class GaussNewton:
     def draws(self, n: int, scales: Float[Tensor, " g"], generator: torch.Generator) -> Float[Tensor, "n p"]:
         """Σ Jᵀ S u with u standard normal: n draws from N(0, H), in one pass."""
         device = self.jacobian.linearised.network.device
-        total, generator = torch.zeros(n, self.p, dtype=torch.float64, device=device), ranks.of_this_rank(generator)
+        total, generator = (
+            torch.zeros(n, self.p, dtype=torch.float64, device=device),
+            distributed.of_this_rank(generator),
+        )
         with closing(self.jacobian.pieces()) as pieces:
             for piece in pieces:
                 piece.add_vjp_(total, self.drawn(piece, n, scales, generator))
-        return ranks.total(total)
+        return distributed.total(total)
 
     def drawn(
         self, piece: DataPiece, n: int, scales: Float[Tensor, " g"], generator: torch.Generator

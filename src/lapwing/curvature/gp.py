@@ -14,16 +14,23 @@ from numbers import Integral
 
 import torch
 
-from lapwing import ranks
 from lapwing.curvature.accumulate import Accumulator, DenseSum, Full, Structure, Summation, Work
 from lapwing.curvature.estimate import Pass, Sums, summed_parts
-from lapwing.curvature.points import AtRandom, Criterion, MostInformative, Points, Source, choose_points
+from lapwing.curvature.points import (
+    AtRandom,
+    Criterion,
+    MostInformative,
+    Points,
+    Source,
+    choose_points,
+)
 from lapwing.curvature.separate import Separate, diagonal_roots, softmax_roots
 from lapwing.curvature.subspace import BoundedSum, Given, Projected, ProjectedSum, Subspace
 from lapwing.errors import InputError, InputTypeError
-from lapwing.jacobian import Jacobian, RowSizes
 from lapwing.likelihoods import Categorical
-from lapwing.params import ParamLayout
+from lapwing.network.jacobian import Jacobian, RowSizes
+from lapwing.network.parameters import ParamLayout
+from lapwing.runtime import distributed
 
 _CRITERIA: dict[str, Criterion] = {"random": AtRandom(), "informative": MostInformative()}
 _MOST_ROWS = 1024  # of outputs predicted at a time: kernels between them and the data stay small
@@ -160,7 +167,9 @@ def _jacobian_at(sweep: Pass, points: Points) -> Jacobian:
     """J of the points of all ranks, as factors."""
     with closing(replace(sweep, summation=Given(())).pieces(points.batches)) as traced:
         own = [trace.jacobian() for trace, _, _ in traced]
-    pieces = own if not ranks.many() else [J for some in ranks.gathered([J.formed() for J in own]) for J in some]
+    pieces = (
+        own if not distributed.many() else [J for some in distributed.gathered([J.formed() for J in own]) for J in some]
+    )
     return pieces[0].concatenated(pieces[1:])
 
 

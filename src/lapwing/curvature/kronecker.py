@@ -16,8 +16,9 @@ from lapwing.curvature.accumulate import Accumulator, DenseSum, DiagonalSum, Str
 from lapwing.curvature.output_layer import OutputGram, OutputTerms
 from lapwing.curvature.shards import decompose_together
 from lapwing.errors import InputError
-from lapwing.jacobian import Block, FactorBlock, Inputs, Jacobian, OutputBlock, RowSizes
 from lapwing.linalg import GramSum, stored_dtype
+from lapwing.network.jacobian import Block, FactorBlock, Inputs, Jacobian, OutputBlock, RowSizes
+from lapwing.network.parameters import ParamLayout, owner
 from lapwing.operators import (
     Arrangement,
     Basis,
@@ -31,7 +32,6 @@ from lapwing.operators import (
     KroneckerFactors,
     SplitDamping,
 )
-from lapwing.params import ParamLayout, owner
 
 MAX_DENSE_BLOCK = 1_024  # entries of a tensor without a Kronecker rule that still get their exact dense block
 MOST_DOUBLE_DIAGONAL = 1 << 20  # entries of such a tensor from which on its diagonal is float32

@@ -11,10 +11,10 @@ from lapwing._types import Float, Tensor
 from lapwing.curvature.accumulate import Structure
 from lapwing.curvature.gauss_newton import GaussNewton
 from lapwing.errors import InputError, InputTypeError, warn
-from lapwing.jacobian import RowSizes
 from lapwing.linalg import Eigenpairs, leading_eigenpairs
+from lapwing.network.jacobian import RowSizes
+from lapwing.network.parameters import ParamLayout
 from lapwing.operators import Curvature, DenseRows, LowRankCurvature
-from lapwing.params import ParamLayout
 
 _ROUNDING = {torch.float64: 1e-13, torch.float32: 3e-7}  # of products, relative to the largest eigenvalue
 _KEPT_AT_ONCE = 8  # blocks of vectors while the eigenpairs are looked for

@@ -14,10 +14,10 @@ from lapwing.curvature.estimate import estimate
 from lapwing.curvature.gauss_newton import GaussNewton
 from lapwing.curvature.nystrom import Nystrom
 from lapwing.errors import InputTypeError
-from lapwing.jacobian import RowSizes
 from lapwing.linalg import CG, Probes, Rademacher
+from lapwing.network.jacobian import RowSizes
+from lapwing.network.parameters import ParamLayout
 from lapwing.operators import Curvature, DiagonalCurvature, MatrixFreeCurvature, MatrixProducts
-from lapwing.params import ParamLayout
 
 _VECTORS = 8  # of P numbers that a solve for one right-hand side works with
 _NEAR_SHARE = 3  # quarters of the memory left that the preconditioner may take: passes need some too

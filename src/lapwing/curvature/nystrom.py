@@ -15,9 +15,9 @@ from lapwing._types import Float, Tensor
 from lapwing.curvature.accumulate import Structure
 from lapwing.curvature.gauss_newton import GaussNewton
 from lapwing.errors import InputError, InputTypeError
-from lapwing.jacobian import RowSizes
+from lapwing.network.jacobian import RowSizes
+from lapwing.network.parameters import ParamLayout
 from lapwing.operators import Curvature, DenseRows, GroupedDiagonal, LowRankCurvature
-from lapwing.params import ParamLayout
 
 MOST = 64  # directions that are taken unasked: each is a product in the fit
 _BLOCKS = 3  # of r vectors besides those that are kept: Ω, H Ω, and one on the way

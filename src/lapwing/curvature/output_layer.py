@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 
 from lapwing._types import Float, State, Tensor
-from lapwing.jacobian import OutputBlock
 from lapwing.likelihoods import OutputCurvature
 from lapwing.linalg import GramSum
+from lapwing.network.jacobian import OutputBlock
 from lapwing.operators import Basis
 
 

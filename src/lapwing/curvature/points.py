@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lapwing import ranks
 from lapwing._types import Bool, Float, Tensor
 from lapwing.data import ModelInput
 from lapwing.errors import InputError
 from lapwing.likelihoods import Gaussian
+from lapwing.runtime import distributed
 
 if TYPE_CHECKING:
     from lapwing.curvature.estimate import Pass
@@ -49,12 +49,12 @@ class AtRandom(Criterion):
     def keys(self, sweep: Pass, data: Source) -> Keys:
         generator = sweep.generator
         draw = partial(torch.rand, dtype=torch.float64, generator=generator, device=generator.device)
-        if not ranks.many():
+        if not distributed.many():
             return lambda x, y: draw(x.n).cpu()
         # One pass more, to count: each rank's keys are those that its data would have in one process.
-        numbers = ranks.gathered(sum(x.n for x, _ in data()))
-        generator.set_state(ranks.broadcast(generator.get_state(), 0))
-        return _InTurn(draw(sum(numbers)).cpu().split(numbers)[ranks.rank()])
+        numbers = distributed.gathered(sum(x.n for x, _ in data()))
+        generator.set_state(distributed.broadcast(generator.get_state(), 0))
+        return _InTurn(draw(sum(numbers)).cpu().split(numbers)[distributed.rank()])
 
 
 class _InTurn:
@@ -95,10 +95,10 @@ def choose_points(sweep: Pass, data: Source, n_points: int, criterion: Criterion
         n_seen += x.n
         kept.append((x, y, keys(x, y)))
         kept = _taken(kept, _smallest(_all_keys(kept), n_points))
-    everyone = ranks.gathered(_all_keys(kept))
+    everyone = distributed.gathered(_all_keys(kept))
     taken = _smallest(torch.cat(everyone), n_points)
-    kept = _taken(kept, taken.split([len(own) for own in everyone])[ranks.rank()])
-    return Points(tuple(_joined([(x, y) for x, y, _ in kept])), int(taken.sum()), sum(ranks.gathered(n_seen)))
+    kept = _taken(kept, taken.split([len(own) for own in everyone])[distributed.rank()])
+    return Points(tuple(_joined([(x, y) for x, y, _ in kept])), int(taken.sum()), sum(distributed.gathered(n_seen)))
 
 
 def _all_keys(kept: list[tuple[ModelInput, Tensor, Tensor]]) -> Float[Tensor, " n"]:

@@ -11,10 +11,10 @@ from lapwing._types import Float, Int, Tensor
 from lapwing.curvature.accumulate import Accumulator, Summation
 from lapwing.curvature.factors import Exact, Fisher
 from lapwing.errors import StructureError
-from lapwing.jacobian import Jacobian
 from lapwing.likelihoods import Independent, Likelihood, Sites, Softmax
+from lapwing.network.jacobian import Jacobian
+from lapwing.network.parameters import ParamLayout
 from lapwing.operators import Curvature, LowRankCurvature, SeparateCurvature, stacked
-from lapwing.params import ParamLayout
 
 
 def diagonal_roots(fisher: Fisher, likelihood: Likelihood, f: Tensor, y: Tensor) -> list[Float[Tensor, "n t c c"]]:

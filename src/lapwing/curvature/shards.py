@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import torch
 
-from lapwing import ranks
 from lapwing._types import Tensor
 from lapwing.operators import (
     BlockDiagonalCurvature,
@@ -24,6 +23,7 @@ from lapwing.operators import (
     KroneckerFactors,
     LowRankCurvature,
 )
+from lapwing.runtime import distributed
 
 Summed = DiagonalCurvature | DenseCurvature | KroneckerCurvature | EigenCurvature
 
@@ -33,23 +33,25 @@ def over_ranks(parts: Sequence[Curvature], before: Sequence[Curvature] = ()) -> 
 
     Blocks that a second pass has taken over from the parts `before` it are those of all data already.
     """
-    if not ranks.many():
+    if not distributed.many():
         return list(parts)
     if before:
         return _second_pass(parts, before)
-    holders = [r for r, has in enumerate(ranks.gathered(bool(parts))) if has]
+    holders = [r for r, has in enumerate(distributed.gathered(bool(parts))) if has]
     if not holders:
         return []
     own = list(leaves(parts))
     frame = list(parts)
-    if len(holders) < ranks.world():  # those without data learn what it is that they have nothing of
-        others = ranks.broadcast(frame, holders[0])
+    if len(holders) < distributed.world():  # those without data learn what it is that they have nothing of
+        others = distributed.broadcast(frame, holders[0])
         frame = frame or others
     flat = [H if own else None for H in leaves(frame)]
     as_matrix = _too_many_rows([_n_rows(H) for H in flat], [H.p for H in leaves(frame)])
     shared = [_as_matrix(H) if dense else H for H, dense in zip(leaves(frame), as_matrix, strict=True)]
-    sums = iter(ranks.sums([t for H in shared if isinstance(H, Summed) for t in _tensors(H)] if own else None))
-    rows = iter(zip(*ranks.gathered([H if own else None for H in shared if not isinstance(H, Summed)]), strict=True))
+    sums = iter(distributed.sums([t for H in shared if isinstance(H, Summed) for t in _tensors(H)] if own else None))
+    rows = iter(
+        zip(*distributed.gathered([H if own else None for H in shared if not isinstance(H, Summed)]), strict=True)
+    )
     found = [_summed(H, sums) if isinstance(H, Summed) else _stacked(next(rows)) for H in shared]
     whole = iter(found)
     joined = [_rebuilt(part, whole) for part in frame]
@@ -69,7 +71,7 @@ def decompose_together(blocks: Sequence[Curvature]) -> None:
     """Eigenvectors of all Kronecker factors, each found by one rank and kept by all."""
     kron = [H.factors for H in blocks if isinstance(H, KroneckerCurvature)]
     eigens = [eigen for factors in kron for eigen in (factors.eigen_A, factors.eigen_B) if not eigen.known]
-    if not eigens or not ranks.many():
+    if not eigens or not distributed.many():
         return
     shapes = [torch.Size((len(e.held), e.held.shape[-1] + 1, e.held.shape[-1])) for e in eigens]
 
@@ -77,7 +79,7 @@ def decompose_together(blocks: Sequence[Curvature]) -> None:
         values, U = eigens[i].pair
         return torch.cat([values[:, None], U.double()], 1)
 
-    found = ranks.shared_work([float(q * d**3) for q, _, d in shapes], decomposed, shapes)
+    found = distributed.shared_work([float(q * d**3) for q, _, d in shapes], decomposed, shapes)
     for eigen, both in zip(eigens, found, strict=True):
         both = both.to(eigen.held.device)
         eigen.know(both[:, 0], both[:, 1:])
@@ -103,7 +105,7 @@ def _n_rows(H: Curvature | None) -> float:
 
 def _too_many_rows(n_rows: list[float], p: list[int]) -> list[bool]:
     """Which of the curvatures kept as rows are better kept as a matrix, once all ranks' rows come together."""
-    together = [sum(column) for column in zip(*ranks.gathered(n_rows), strict=True)]
+    together = [sum(column) for column in zip(*distributed.gathered(n_rows), strict=True)]
     return [n >= size for n, size in zip(together, p, strict=True)]
 
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
-from lapwing import ranks
 from lapwing._types import Float, State, Tensor
 from lapwing.curvature.accumulate import LayerProducts
 from lapwing.errors import InputError
-from lapwing.jacobian import FactorBlock
 from lapwing.likelihoods import Likelihood, Sites
-from lapwing.linearise import MOST_DOUBLE, Linearised, Trace
-from lapwing.params import ParamLayout
+from lapwing.network.jacobian import FactorBlock
+from lapwing.network.linearised import MOST_DOUBLE, Linearised, Trace
+from lapwing.network.parameters import ParamLayout
+from lapwing.runtime import distributed
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,10 +28,10 @@ class FitStatistics:
     @classmethod
     def over_ranks(cls, own: FitStatistics | None) -> FitStatistics:
         """The sum of all ranks' statistics; None is that of a rank without data."""
-        if own is not None and not ranks.many():
+        if own is not None and not distributed.many():
             return own
         n = None if own is None else own.likelihood.new_tensor(float(own.n))
-        sums = ranks.sums(None if own is None or n is None else [n, own.likelihood, own.gradients])
+        sums = distributed.sums(None if own is None or n is None else [n, own.likelihood, own.gradients])
         return cls(int(sums[0]), *sums[1:])
 
     def joined(self, others: Sequence[FitStatistics]) -> FitStatistics:

@@ -17,7 +17,8 @@ import torch
 
 from lapwing._types import Float, Tensor
 from lapwing.curvature.accumulate import Accumulator, Summation
-from lapwing.jacobian import Jacobian
+from lapwing.network.jacobian import Jacobian
+from lapwing.network.parameters import ParamLayout
 from lapwing.operators import (
     BlockDiagonalCurvature,
     BoundedCurvature,
@@ -28,7 +29,6 @@ from lapwing.operators import (
     GroupedDiagonal,
     LowRankCurvature,
 )
-from lapwing.params import ParamLayout
 
 _LEAST = 1e-12  # of the largest eigenvalue: smaller ones are rounding
 

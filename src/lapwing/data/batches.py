@@ -10,12 +10,13 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, default_collate
 
-from lapwing import foreign, ranks
+from lapwing.data import other_libraries
 from lapwing.data.columns import Columns
 from lapwing.data.frames import frame_targets, is_frame
 from lapwing.data.inputs import ModelInput, as_input, as_tensor
 from lapwing.data.rows import ROWS, Ragged, Rows, rows_of
 from lapwing.errors import InputError, InputTypeError, ShapeError
+from lapwing.runtime import distributed
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +38,7 @@ class Batches:
             shared = x.whole if shared is None else shared
             if x.n:
                 yield replace(x, origin=f"batch {number}", shared=x.shared | shared), y
-        if not seen and not ranks.many():  # of several ranks some may have nothing to do
+        if not seen and not distributed.many():  # of several ranks some may have nothing to do
             raise InputError(
                 "The data gave no batch: the loader or data set is empty. Check the sampler, `drop_last` and the split."
             )
@@ -58,7 +59,7 @@ class Batches:
 
     def first_of_all(self) -> tuple[ModelInput, Any]:
         """The first batch, where the data are spread over ranks the first that any of them has: all see the same."""
-        return ranks.first_of(lambda: self)
+        return distributed.first_of(lambda: self)
 
     @property
     def in_memory(self) -> bool:
@@ -93,7 +94,7 @@ def _without_padding(source: Any) -> int | None:
 
 def as_batches(data: Any, where: str = "data", columns: Columns | None = None) -> Batches:
     """A DataLoader, a data set of rows, (X, Y) of tensors, arrays or tables, or any re-iterable of batches."""
-    foreign.refuse_data(data, where)
+    other_libraries.refuse_data(data, where)
     if isinstance(data, Batches):
         return data
     return Batches(_source(data, where, columns), columns)

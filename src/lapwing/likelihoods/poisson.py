@@ -12,7 +12,13 @@ from torch import Tensor
 from lapwing.errors import InputError
 from lapwing.likelihoods.base import Likelihood, Sites, random_signs
 from lapwing.likelihoods.output_curvature import Independent, OutputCurvature
-from lapwing.likelihoods.targets import as_tensor, check_class_axis, first_index, in_shape, require_finite
+from lapwing.likelihoods.targets import (
+    as_tensor,
+    check_class_axis,
+    first_index,
+    in_shape,
+    require_finite,
+)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,11 @@ from lapwing.linalg.gram import (
 from lapwing.linalg.joined import joined
 from lapwing.linalg.lanczos import Applied, Krylov, apply_function, inverse_root, lanczos_quadrature
 from lapwing.linalg.log_grid import products_on_grid
-from lapwing.linalg.pivoted_cholesky import PartialCholesky, pivoted_cholesky, semidefinite_eigenvalues
+from lapwing.linalg.pivoted_cholesky import (
+    PartialCholesky,
+    pivoted_cholesky,
+    semidefinite_eigenvalues,
+)
 from lapwing.linalg.probes import Probes, Rademacher, UnitVectors
 from lapwing.linalg.symmetric import add_gram_, mirror_
 from lapwing.linalg.trace import hutch_plus_plus, hutchinson, signs, trace, xtrace

@@ -1,5 +1,6 @@
 """The linearised network as a model of its own: a convex GLM on the features J, with a mode of its own."""
 
+from lapwing.data.fixed_order import in_data_order, in_fixed_order, unshuffled
 from lapwing.linear_model.design import (
     DEFAULT_PASSES,
     Design,
@@ -21,7 +22,6 @@ from lapwing.linear_model.mode import (
     solve_mode,
     solve_near,
 )
-from lapwing.linear_model.order import in_data_order, in_fixed_order, unshuffled
 from lapwing.linear_model.refinement import Elbo, Refinement
 
 __all__ = [

@@ -15,16 +15,16 @@ from math import inf
 
 import torch
 
-from lapwing import ranks
 from lapwing._types import Float, Tensor
 from lapwing.data import ModelInput
+from lapwing.data.joining import Joiner, opened
 from lapwing.errors import located
-from lapwing.joining import Joiner, opened
 from lapwing.likelihoods import Sites
 from lapwing.linear_model.direct import MOST_SIDE, DirectSolver
-from lapwing.linearise import Linearised, Trace
+from lapwing.network.linearised import Linearised, Trace
+from lapwing.network.products import FORWARD, Jvp, Source, can_push, choose_jvp, pushed
 from lapwing.operators import GroupedDiagonal, Rows
-from lapwing.products import FORWARD, Jvp, Source, can_push, choose_jvp, pushed
+from lapwing.runtime import distributed
 
 DEFAULT_PASSES = 6.0  # over the training data, that a search by products with J may take by default
 _WORK_PER_DATUM = 1e6
@@ -107,7 +107,7 @@ class StoredDesign(Design):
 
     def direct(self, sites: Sites, P0: GroupedDiagonal) -> DirectSolver | None:
         key = sites, P0.n_groups
-        if key not in self._solvers and not ranks.many():  # ranks hold some of the rows each
+        if key not in self._solvers and not distributed.many():  # ranks hold some of the rows each
             k, n = self.pieces[0].f.shape[1], sum(len(piece.f) for piece in self.pieces)
             order = sites.split(torch.arange(n * k, device=P0.index.device).reshape(n, k)).flatten()
             J, rows = [piece.J for piece in self.pieces], [piece.rows for piece in self.pieces]
@@ -164,7 +164,7 @@ def design(linearised: Linearised, source: Source, *, n: int, most_floats: int, 
     size = n * linearised.layout.p
     if is_stored(n * linearised.k, linearised.layout.p, most_floats, most_work):
         return StoredDesign(tuple(_stored(linearised, source)), size)
-    first = ranks.first_of(source)[0]
+    first = distributed.first_of(source)[0]
     jvp = choose_jvp(linearised, first)
     pushes = jvp in FORWARD and can_push(linearised, first)
     return StreamedDesign(linearised, source, jvp, pushes, size)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from lapwing import ranks
 from lapwing._types import Float, Tensor
 from lapwing.curvature import FitStatistics
 from lapwing.likelihoods import Likelihood, Sites
@@ -21,6 +20,7 @@ from lapwing.linear_model.design import Design, Piece
 from lapwing.linear_model.direct import Solve
 from lapwing.operators import Precision
 from lapwing.priors import GaussianPrior
+from lapwing.runtime import distributed
 
 Outputs = tuple[Tensor, ...] | None  # h of each piece of the data, (n, T, C); None: the network's own
 
@@ -63,7 +63,7 @@ class Problem:
             piece.add_vjp_(total, self._flat(self.likelihood.hessian_mv(h, piece.y, q)))
             along.append(Along(h, q, piece.y))
             n += len(h)
-        return ranks.total(total).mul_(self.likelihood_scale).addcmul_(self.prior.P0.diagonal, v), along
+        return distributed.total(total).mul_(self.likelihood_scale).addcmul_(self.prior.P0.diagonal, v), along
 
     def factorised(self, outputs: Outputs) -> Solve | None:
         """v ↦ (κ Σ Jᵀ Λ(h) J + P₀)⁻¹ v by a factorisation, where the data or the parameters are few."""
@@ -88,7 +88,7 @@ class Problem:
                 at = line.h + alpha * line.q
                 rise += (self.likelihood.residual(at, line.y) * line.q).sum().cpu()
                 bend += (self.likelihood.hessian_mv(at, line.y, line.q) * line.q).sum().cpu()
-            from_data = self.likelihood_scale * ranks.total(torch.stack([rise, bend]))
+            from_data = self.likelihood_scale * distributed.total(torch.stack([rise, bend]))
             return float(from_data[0]) - from_here - alpha * stiffness, -float(from_data[1]) - stiffness
 
         return _root(derivatives, slope)

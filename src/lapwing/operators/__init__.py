@@ -10,8 +10,20 @@ from lapwing.operators.dense import DenseCurvature, DensePrecision, SymmetricMat
 from lapwing.operators.dense_rows import DenseRows
 from lapwing.operators.diagonal import DiagonalCurvature, DiagonalPrecision
 from lapwing.operators.grouped_diagonal import GroupedDiagonal, one_group
-from lapwing.operators.kronecker import MOST_KEPT, EigenCurvature, KroneckerCurvature, RotatedPrecision
-from lapwing.operators.kronecker_factors import Basis, Damping, Eigen, ExactDamping, KroneckerFactors, SplitDamping
+from lapwing.operators.kronecker import (
+    MOST_KEPT,
+    EigenCurvature,
+    KroneckerCurvature,
+    RotatedPrecision,
+)
+from lapwing.operators.kronecker_factors import (
+    Basis,
+    Damping,
+    Eigen,
+    ExactDamping,
+    KroneckerFactors,
+    SplitDamping,
+)
 from lapwing.operators.low_rank import LowRankCurvature, LowRankPrecision, RootKernels, stacked
 from lapwing.operators.matrix_free import MatrixFreeCurvature, MatrixFreePrecision, MatrixProducts
 from lapwing.operators.quadratic_forms import inv_quads

@@ -18,9 +18,9 @@ from lapwing._types import Float, Tensor
 from lapwing.curvature import Diag, Ekfac, Estimate, Exact, Fisher, Kron, Structure, estimate
 from lapwing.curvature.estimate import in_equal_parts
 from lapwing.data import ModelInput
-from lapwing.joining import joined_size
+from lapwing.data.joining import joined_size
 from lapwing.likelihoods import Likelihood, OutputCurvature, Sites
-from lapwing.linearise import Linearised
+from lapwing.network.linearised import Linearised
 from lapwing.operators import (
     Basis,
     BlockDiagonalCurvature,

@@ -10,11 +10,11 @@ import torch
 
 from lapwing.curvature.kronecker import MAX_DENSE_BLOCK, loose_dtype
 from lapwing.data import ModelInput
-from lapwing.jacobian import Block, FactorBlock
 from lapwing.linalg import stored_dtype
-from lapwing.linearise import MOST_DOUBLE, Linearised
+from lapwing.network.jacobian import Block, FactorBlock
+from lapwing.network.linearised import MOST_DOUBLE, Linearised
+from lapwing.network.parameters import ParamLayout
 from lapwing.operators import MOST_KEPT
-from lapwing.params import ParamLayout
 
 KRONECKER, DENSE, DIAGONAL = "Kronecker block", "exact dense block", "exact diagonal"
 

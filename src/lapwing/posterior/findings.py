@@ -7,15 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lapwing import ranks
 from lapwing.curvature import Kron
 from lapwing.data import Batches, ModelInput
-from lapwing.diagnosis import Finding
+from lapwing.data.targets import encode_batch
 from lapwing.likelihoods import Gaussian, Likelihood
-from lapwing.observations import encode_batch
-from lapwing.operators import BlockDiagonalCurvature, DenseCurvature, DiagonalCurvature, LowRankCurvature
+from lapwing.operators import (
+    BlockDiagonalCurvature,
+    DenseCurvature,
+    DiagonalCurvature,
+    LowRankCurvature,
+)
+from lapwing.posterior.diagnosis import Finding
 from lapwing.predictive.link_rules import DEFAULT
-from lapwing.sandbox import random_state_kept
+from lapwing.runtime import distributed
+from lapwing.runtime.sandbox import random_state_kept
 
 if TYPE_CHECKING:
     from lapwing.posterior.value import Posterior
@@ -94,13 +99,13 @@ def training_gap(posterior: Posterior, data: Batches) -> float:
 
     Of data that are dealt out among ranks the first of each, which together are the first of all.
     """
-    left, gap, count = -(-_MOST_CHECKED // ranks.world()), 0.0, 0
+    left, gap, count = -(-_MOST_CHECKED // distributed.world()), 0.0, 0
     for x, y in data:
         predictive, network, n = training_check(posterior, x, y, left)
         gap, count, left = gap + n * (predictive - network), count + n, left - n
         if not left:
             break
-    whole, of = ranks.total(torch.tensor([gap, count], dtype=torch.float64)).tolist()
+    whole, of = distributed.total(torch.tensor([gap, count], dtype=torch.float64)).tolist()
     return float(whole / of)
 
 

@@ -12,32 +12,30 @@ from typing import Any, NoReturn
 
 import torch
 
-from lapwing import evidence, predictive, ranks, registry
+from lapwing import predictive, words
 from lapwing._types import Float, Scalar, Tensor
 from lapwing.curvature import GP, Ekfac, Estimate, Fisher, FitStatistics, Sampled, Structure, estimate
 from lapwing.data import Batches, Columns, ModelInput, as_batches, as_input, as_inputs
-from lapwing.diagnosis import NOISE_BOUNDS, PRECISION_BOUNDS, Diagnosis
+from lapwing.data.targets import longest_labels, observed, ragged
 from lapwing.errors import InputError, InputTypeError, NumericalError, StructureError, located, warn
 from lapwing.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Sites
 from lapwing.linear_model import Expansion, Refinement, in_data_order, in_fixed_order
-from lapwing.linearise import Linearised
-from lapwing.observations import longest_labels, observed, ragged
-from lapwing.operators import (
-    Curvature,
-    Precision,
-    SeparatePrecision,
-)
-from lapwing.params import ParamLayout
-from lapwing.posterior import writing
+from lapwing.network.linearised import Linearised
+from lapwing.network.parameters import ParamLayout
+from lapwing.operators import Curvature, Precision, SeparatePrecision
+from lapwing.posterior import evidence, writing
 from lapwing.posterior.described import in_short
+from lapwing.posterior.diagnosis import NOISE_BOUNDS, PRECISION_BOUNDS, Diagnosis
 from lapwing.posterior.findings import findings
+from lapwing.posterior.sampling import WeightDraws, copy_deviations, weight_deviations
 from lapwing.posterior.views import FunctionDraws, JointOutputs, Outputs
 from lapwing.predictive import MANY_OUTPUTS, Frame, Prediction, WeightGaussian
 from lapwing.predictive.link_rules import DEFAULT, Link
 from lapwing.priors import GaussianPrior
-from lapwing.progress import shown
-from lapwing.sampling import WeightDraws, copy_deviations, counted, seeded, weight_deviations
-from lapwing.sandbox import plain_tensors, random_state_kept
+from lapwing.runtime import distributed
+from lapwing.runtime.arguments import counted, seeded
+from lapwing.runtime.progress import shown
+from lapwing.runtime.sandbox import plain_tensors, random_state_kept
 
 _MAX_COVARIANCE = 5_000
 _MOST_KEPT = 1 << 24  # numbers of such draws that are kept between calls
@@ -287,10 +285,10 @@ class Posterior:
     ) -> Prediction:
         """`predict` for callers inside the library, who know whether the posterior is tuned."""
         n_samples = counted("n_samples", n_samples)
-        rule = self.readout.link if link is None else registry.link(link)
+        rule = self.readout.link if link is None else words.link(link)
         frame = Frame(self.sites, self.dtype, rule, n_samples, seeded(generator))
         ways = {"glm": self._by_glm if generator is not None else self._by_usual_glm, "bnn": self._by_bnn}
-        of_piece = registry.choose("predictive", predictive, ways)(frame)
+        of_piece = words.choose("predictive", predictive, ways)(frame)
         few = predictive == "glm" and self.averages_functions and frame.link == DEFAULT
         n_draws = min(n_samples, self.n_functions) if few else n_samples
         many = as_inputs(x, self.columns)
@@ -485,7 +483,7 @@ class Posterior:
     def with_prior(self, prior: Any) -> Posterior:
         """The same curvature under another prior: a precision, or lw.prior(model, ...)."""
         self.check_unrefined("with_prior")
-        prior = registry.prior(prior, self.layout).on(self.linearised.network.device)
+        prior = words.prior(prior, self.layout).on(self.linearised.network.device)
         return replace(self, prior=prior, untuned=False)
 
     @plain_tensors()
@@ -506,12 +504,12 @@ class Posterior:
             raise StructureError(f"with_likelihood: other options of {type(likelihood).__name__} need a new fit.")
         if isinstance(likelihood, Gaussian):
             likelihood = self._checked_noise(likelihood)
-        scale = self.likelihood_scale if likelihood_scale is None else registry.likelihood_scale(likelihood_scale)
+        scale = self.likelihood_scale if likelihood_scale is None else words.likelihood_scale(likelihood_scale)
         return replace(
             self, likelihood=likelihood, likelihood_scale=scale, readout=replace(self.readout, noise_std=None)
         )
 
-    @ranks.together("posterior.updated")
+    @distributed.together("posterior.updated")
     @plain_tensors()
     def updated(self, more_data: Any, *, progress: bool | None = None) -> Posterior:
         """The posterior after more data: their curvature and statistics are added at the same weights.
@@ -533,7 +531,7 @@ class Posterior:
         longer = self.covering(batches)
         return longer.with_estimate(self.estimate.joined([longer._estimated(batches, progress)]))
 
-    @ranks.together("posterior.downdated")
+    @distributed.together("posterior.downdated")
     @plain_tensors()
     def downdated(self, data: Any, *, progress: bool | None = None) -> Posterior:
         """The posterior without some of its data: their curvature and statistics are taken out at the same weights.

@@ -12,7 +12,7 @@ import torch
 from lapwing import predictive
 from lapwing._types import Float, Tensor
 from lapwing.data import ModelInput
-from lapwing.sandbox import plain_tensors
+from lapwing.runtime.sandbox import plain_tensors
 
 if TYPE_CHECKING:
     from lapwing.posterior.value import Posterior

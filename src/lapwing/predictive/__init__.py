@@ -3,7 +3,13 @@
 from lapwing.predictive.concatenated import concatenated
 from lapwing.predictive.families import Frame, from_draws, from_gaussian
 from lapwing.predictive.nonlinear import network_draws
-from lapwing.predictive.prediction import ClassPrediction, DensityPrediction, Prediction, RegressionPrediction, Split
+from lapwing.predictive.prediction import (
+    ClassPrediction,
+    DensityPrediction,
+    Prediction,
+    RegressionPrediction,
+    Split,
+)
 from lapwing.predictive.pushforward import (
     MANY_OUTPUTS,
     SiteGaussian,

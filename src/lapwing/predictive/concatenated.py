@@ -14,7 +14,12 @@ from torch import distributions as td
 
 from lapwing._types import Tensor
 from lapwing.errors import InputError, ShapeError, StructureError
-from lapwing.predictive.prediction import ClassPrediction, DensityPrediction, Prediction, RegressionPrediction
+from lapwing.predictive.prediction import (
+    ClassPrediction,
+    DensityPrediction,
+    Prediction,
+    RegressionPrediction,
+)
 
 
 def concatenated(parts: Sequence[Any], sizes: Sequence[int]) -> Prediction:

@@ -32,7 +32,12 @@ from lapwing.predictive import links
 from lapwing.predictive.counts import log_mean_poisson
 from lapwing.predictive.link_rules import Link, log_mean, log_mean_sigmoid
 from lapwing.predictive.mixtures import mixture_quantile, poisson_mixture_quantile
-from lapwing.predictive.prediction import ClassPrediction, DensityPrediction, Prediction, RegressionPrediction
+from lapwing.predictive.prediction import (
+    ClassPrediction,
+    DensityPrediction,
+    Prediction,
+    RegressionPrediction,
+)
 from lapwing.predictive.pushforward import SiteGaussian
 
 

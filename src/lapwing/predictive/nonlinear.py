@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lapwing._types import Float, Tensor
 from lapwing.data import ModelInput
-from lapwing.linearise import Linearised
+from lapwing.network.linearised import Linearised
 
 
 def network_draws(linearised: Linearised, x: ModelInput, deviations: Float[Tensor, "s p"]) -> Float[Tensor, "s n k"]:

@@ -13,7 +13,7 @@ from torch.distributions import Bernoulli, Categorical, Distribution
 
 from lapwing._types import Tensor
 from lapwing.errors import InputError, NumericalError, StructureError
-from lapwing.sandbox import plain_tensors
+from lapwing.runtime.sandbox import plain_tensors
 
 
 class Split(NamedTuple):

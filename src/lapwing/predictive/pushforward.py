@@ -14,12 +14,12 @@ import torch
 
 from lapwing._types import Float, Tensor
 from lapwing.data import ModelInput
-from lapwing.jacobian import Jacobian
 from lapwing.likelihoods import Sites
 from lapwing.linalg import joined
-from lapwing.linearise import Linearised
+from lapwing.network.jacobian import Jacobian
+from lapwing.network.linearised import Linearised
+from lapwing.network.products import VECTORS_AT_ONCE, choose_jvp
 from lapwing.operators import Precision, SeparatePrecision
-from lapwing.products import VECTORS_AT_ONCE, choose_jvp
 
 T = TypeVar("T")
 MANY_OUTPUTS = 64  # per datum, above which draws of functions are averaged by default

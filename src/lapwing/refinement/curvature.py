@@ -7,19 +7,20 @@ from dataclasses import replace
 
 import torch
 
-from lapwing import curvature, ranks
+from lapwing import curvature
 from lapwing._types import Float, Tensor
 from lapwing.curvature import Fisher
 from lapwing.data import ModelInput
 from lapwing.likelihoods import Likelihood, OutputCurvature
-from lapwing.linearise import Trace
+from lapwing.network.linearised import Trace
+from lapwing.network.products import Source, choose_jvp
 from lapwing.posterior import Posterior
-from lapwing.products import Source, choose_jvp
+from lapwing.runtime import distributed
 
 
 def curved_at(posterior: Posterior, source: Source, shift: Float[Tensor, " p"]) -> Posterior:
     """The same posterior, its curvature in the same structure at the outputs f + J (θ − θ̃) of the linear model."""
-    jvp = choose_jvp(posterior.linearised, ranks.first_of(source)[0])
+    jvp = choose_jvp(posterior.linearised, distributed.first_of(source)[0])
 
     def shifted(trace: Trace) -> torch.Tensor:
         return trace.outputs + jvp(trace, shift[None])[0].to(trace.outputs)

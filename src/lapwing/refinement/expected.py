@@ -21,12 +21,12 @@ from lapwing.curvature import GP, Exact, Sampled, Signs
 from lapwing.data import ModelInput
 from lapwing.errors import located
 from lapwing.likelihoods import Bernoulli, Categorical
+from lapwing.network.products import Source
 from lapwing.posterior import Posterior
 from lapwing.predictive import SiteGaussian, site_gaussian
-from lapwing.products import Source
 from lapwing.refinement.curvature import InOrder
 from lapwing.refinement.expectations import Expectation, expectation
-from lapwing.sampling import seeded
+from lapwing.runtime.arguments import seeded
 
 
 def can_average(posterior: Posterior, most_floats: int) -> bool:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from lapwing import ranks
 from lapwing._types import Float, Tensor
 from lapwing.curvature import Empirical
 from lapwing.likelihoods import Gaussian, Sites
@@ -28,6 +27,7 @@ from lapwing.refinement.curvature import curved_at
 from lapwing.refinement.model import LinearModel, as_rows, check_number, gathered
 from lapwing.refinement.newton import Mode, mode_in_functions, mode_in_weights
 from lapwing.refinement.passes import Passes
+from lapwing.runtime import distributed
 
 _MOST_SOLVED = 1500  # weights or outputs, whichever are fewer, of systems that are solved by factorisation
 _PRECISE = Effort(1e-11, 100, 400)
@@ -71,7 +71,7 @@ def refine_laplace(posterior: Posterior, source: Passes, most_floats: int, adam:
         found.gradient,
         found.converged,
         found.n_steps,
-        min(ranks.gathered(source.n)),  # a rank without data is through with them sooner
+        min(distributed.gathered(source.n)),  # a rank without data is through with them sooner
     )
     return replace(curved, expansion=found.expansion, readout=Readout(shift), refinement=report)
 
@@ -83,14 +83,14 @@ def _constant_curvature(posterior: Posterior) -> bool:
 
 def _found(posterior: Posterior, source: Passes, most_floats: int, adam: Adam | None) -> Found:
     start = Expansion(posterior.linearised.theta, posterior.estimate.statistics, follows=False)
-    if not ranks.many() and posterior.n_data * posterior.linearised.k * posterior.layout.p <= most_floats:
+    if not distributed.many() and posterior.n_data * posterior.linearised.k * posterior.layout.p <= most_floats:
         model = gathered(posterior, source)
         return found_in_memory(model, posterior) if adam is None else _by_adam(_problem(model), posterior, start, adam)
     # Ranks keep J of their own data at most, and sum products with it.
     data = design(posterior.linearised, source, n=posterior.n_data, most_floats=most_floats)
     if isinstance(data, StoredDesign):
         seen = torch.tensor(sum(len(piece.f) for piece in data.pieces))
-        check_number(int(ranks.total(seen)), posterior.n_data)
+        check_number(int(distributed.total(seen)), posterior.n_data)
     kappa = float(posterior.likelihood_scale.detach())
     problem = Problem(data, posterior.likelihood, posterior.sites, kappa, posterior.prior)
     if adam is not None:

@@ -11,15 +11,15 @@ from functools import cached_property
 
 import torch
 
-from lapwing import ranks
 from lapwing._types import Float, Scalar, Tensor
 from lapwing.curvature import FitStatistics
 from lapwing.errors import InputError, located
-from lapwing.jacobian import DenseBlock, Jacobian
 from lapwing.likelihoods import Likelihood
+from lapwing.network.jacobian import DenseBlock, Jacobian
+from lapwing.network.products import Source
 from lapwing.posterior import Posterior
 from lapwing.priors import GaussianPrior
-from lapwing.products import Source
+from lapwing.runtime import distributed
 
 _PIECE_FLOATS = 1 << 23  # of rows that are contracted at a time
 IN_CACHE = 1 << 17  # the same, for work on each entry: what was just written is read again
@@ -117,7 +117,7 @@ def as_rows(M: Float[Tensor, "n c p"]) -> Jacobian:
 def gathered(posterior: Posterior, source: Source) -> LinearModel:
     """One pass: f, J and y of all data, term by term. Ranks send each other theirs, and all have the same model."""
     sites, p = posterior.sites, posterior.layout.p
-    f, J, y, own = _over_ranks(posterior, source) if ranks.many() else _in_place(posterior, source)
+    f, J, y, own = _over_ranks(posterior, source) if distributed.many() else _in_place(posterior, source)
     n = len(f)
     return LinearModel(
         f.reshape(n * sites.t, sites.c),
@@ -153,12 +153,12 @@ def _in_place(posterior: Posterior, source: Source) -> tuple[Tensor, Tensor, Ten
 
 def _over_ranks(posterior: Posterior, source: Source) -> tuple[Tensor, Tensor, Tensor, slice]:
     own = list(_batches(posterior, source))
-    numbers = ranks.gathered(sum(len(y) for *_, y in own))
+    numbers = distributed.gathered(sum(len(y) for *_, y in own))
     check_number(sum(numbers), posterior.n_data)
-    together = [rows for of_rank in ranks.gathered(own) for rows in of_rank]
-    before = sum(numbers[: ranks.rank()])
+    together = [rows for of_rank in distributed.gathered(own) for rows in of_rank]
+    before = sum(numbers[: distributed.rank()])
     f, J, y = (torch.cat(column) for column in zip(*together, strict=True))
-    return f, J, y, slice(before, before + numbers[ranks.rank()])
+    return f, J, y, slice(before, before + numbers[distributed.rank()])
 
 
 def _batches(posterior: Posterior, source: Source) -> Iterator[Rows]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lapwing._types import Tensor
 from lapwing.data import ModelInput
-from lapwing.products import Source
+from lapwing.network.products import Source
 
 
 class Passes:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from lapwing.posterior.sampling import weight_deviations
 from lapwing.refinement.variational import Belief, Climbed, Family
-from lapwing.sampling import weight_deviations
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from lapwing import curvature, ranks
+from lapwing import curvature
 from lapwing._types import Float, Tensor
 from lapwing.curvature import Exact, Fisher
 from lapwing.errors import StructureError
@@ -23,6 +23,7 @@ from lapwing.refinement.model import LinearModel, gathered
 from lapwing.refinement.passes import Passes
 from lapwing.refinement.sampled import SampledSteps, take_steps
 from lapwing.refinement.variational import Ascent, Climbed, Family, climb
+from lapwing.runtime import distributed
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,10 @@ def refine_variational(
     model = gathered(posterior, source)
     way.covariance.check(model)
     found = None
-    if ranks.rank() == 0:  # all data are here, and one rank is enough
-        with ranks.alone():
+    if distributed.rank() == 0:  # all data are here, and one rank is enough
+        with distributed.alone():
             found = _found(model, posterior, way, generator)
-    end = ranks.broadcast(found, 0)
+    end = distributed.broadcast(found, 0)
     assert end is not None
     parts = _parts(posterior, source, model, end.curvature, way.covariance)
     return replace(
@@ -64,7 +65,7 @@ def refine_variational(
         why=f'refine(by="{way.word}")',
         expansion=end.expansion,
         readout=Readout(end.theta - posterior.linearised.theta),
-        refinement=replace(end.report, n_passes=min(ranks.gathered(source.n))),
+        refinement=replace(end.report, n_passes=min(distributed.gathered(source.n))),
     )
 
 

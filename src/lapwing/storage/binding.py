@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lapwing.errors import StorageError, StructureError
-from lapwing.network import Network
+from lapwing.network.module import Network
 from lapwing.storage.container import raw
 
 Described = dict[str, Any]  # a JSON object

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lapwing import ranks
+from lapwing.runtime import distributed
 from lapwing.storage.checkpoint import Checkpoint
 
 
@@ -30,14 +30,14 @@ class InStep(Checkpoint):
     def resumed(self) -> dict[str, Any] | None:
         found = [state for path in (self.path, self._next) if (state := self.read(path)) is not None]
         turns = {state["turn"]: state for state in found}
-        common = set.intersection(*map(set, ranks.gathered(list(turns))))
+        common = set.intersection(*map(set, distributed.gathered(list(turns))))
         self._turn = max(common, default=0)
         return turns.get(self._turn)
 
     def offer(self, state: Callable[[], dict[str, Any]]) -> None:
-        if ranks.broadcast(self.due(), 0):
+        if distributed.broadcast(self.due(), 0):
             written = self.write(self._next, {**state(), "turn": self._turn + 1})
-            if all(ranks.gathered(written)):
+            if all(distributed.gathered(written)):
                 self._give_up_the_last()
 
     def _give_up_the_last(self) -> None:
@@ -48,5 +48,5 @@ class InStep(Checkpoint):
     def going_on(self) -> Iterator[None]:
         with super().going_on():
             yield
-            ranks.gathered("done")  # nobody forgets what another may still need
+            distributed.gathered("done")  # nobody forgets what another may still need
         self._next.unlink(missing_ok=True)

@@ -11,18 +11,18 @@ from typing import Any, get_type_hints
 import torch
 from torch import nn
 
-from lapwing import registry
+from lapwing import words
 from lapwing.curvature import FitStatistics, Full, MatrixFree
 from lapwing.errors import InputTypeError, LapwingError, StorageError, StructureError, located
-from lapwing.jacobian import RowSizes
-from lapwing.layers import rule_for
 from lapwing.likelihoods import CustomLikelihood, Gaussian, Likelihood
-from lapwing.linearise import Linearised
-from lapwing.network import Network, Traits, unwrapped
+from lapwing.network.jacobian import RowSizes
+from lapwing.network.layers import rule_for
+from lapwing.network.linearised import Linearised
+from lapwing.network.module import Network, Traits, unwrapped
+from lapwing.network.parameters import ParamLayout
 from lapwing.operators import DenseCurvature
-from lapwing.params import ParamLayout
 from lapwing.posterior import Posterior, writes_posteriors
-from lapwing.sandbox import plain_tensors
+from lapwing.runtime.sandbox import plain_tensors
 from lapwing.storage import container
 from lapwing.storage.atomic import replace_file
 from lapwing.storage.binding import check_same, described, module_at
@@ -64,7 +64,7 @@ def load(path: str | os.PathLike[str], model: nn.Module, *, likelihood: Likeliho
 
     `likelihood` is needed for a CustomLikelihood only, whose functions cannot be in a file.
     """
-    registry.check_module("load", model)
+    words.check_module("load", model)
     source = _path("load", path)
     with located(str(source)):
         try:
@@ -211,7 +211,7 @@ class _Shortcuts:
             if rule_for(module) is None or path not in self.layout.modules:
                 raise StorageError(
                     f"module '{path}' ({type(module).__name__}) had a rule when the posterior was fitted, and has none "
-                    "now; register it first: lapwing.layers.register_rule."
+                    "now; register it first: lapwing.network.layers.register_rule."
                 )
         if self.last is not None and self.last not in ruled:
             raise StorageError(f"the last layer '{self.last:.80}' has no rule.")
@@ -277,7 +277,7 @@ def _check(posterior: Posterior) -> None:
     wrong = [name for name, right in same.items() if not right]
     if wrong:
         raise StorageError(f"its {wrong[0]} does not go with the rest of the posterior.")
-    registry.likelihood_scale(posterior.likelihood_scale)
+    words.likelihood_scale(posterior.likelihood_scale)
     if not 0 < posterior.readout.temperature < float("inf"):
         raise StorageError("its temperature is not positive.")
 

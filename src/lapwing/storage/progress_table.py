@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from lapwing._types import Float, Tensor
-from lapwing.jacobian import (
+from lapwing.linear_model import Expansion
+from lapwing.network.jacobian import (
     Block,
     DenseBlock,
     EmbeddingBlock,
@@ -18,7 +19,6 @@ from lapwing.jacobian import (
     OutputBlock,
     ThinnedBlock,
 )
-from lapwing.linear_model import Expansion
 from lapwing.operators import Arrangement, LowRankCurvature
 from lapwing.storage.codec import Entry, Table
 from lapwing.storage.table import TABLE

@@ -32,11 +32,11 @@ from lapwing.curvature import (
     Signs,
 )
 from lapwing.data import Columns
-from lapwing.em import EMStep
 from lapwing.errors import StorageError, StructureError
-from lapwing.jacobian import RowSizes
 from lapwing.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson
 from lapwing.linear_model import Elbo, Expansion, Refinement, Search
+from lapwing.network.jacobian import RowSizes
+from lapwing.network.parameters import ParamLayout
 from lapwing.operators import (
     Arrangement,
     BlockDiagonalCurvature,
@@ -48,13 +48,13 @@ from lapwing.operators import (
     SeparateCurvature,
     one_group,
 )
-from lapwing.params import ParamLayout
 from lapwing.posterior import Readout
+from lapwing.posterior.sampling import WeightDraws
 from lapwing.predictive import link_rules
 from lapwing.priors import GaussianPrior
-from lapwing.sampling import WeightDraws
 from lapwing.storage.codec import Entry, Table
 from lapwing.tuning import Step
+from lapwing.tuning.em import EMStep
 
 _MOST_WRITTEN = 1 << 28  # entries of rows that are written out: 2 GiB
 

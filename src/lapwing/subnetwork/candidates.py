@@ -12,8 +12,8 @@ from lapwing._types import Float, Scalar, Tensor
 from lapwing.curvature import Diag, Estimate, Fisher, estimate
 from lapwing.data import ModelInput
 from lapwing.likelihoods import Gaussian, Likelihood, OutputCurvature, Sites
-from lapwing.linearise import Linearised
-from lapwing.params import ParamLayout
+from lapwing.network.linearised import Linearised
+from lapwing.network.parameters import ParamLayout
 from lapwing.priors import GaussianPrior
 
 

@@ -9,9 +9,9 @@ import torch
 
 from lapwing._types import Float, Int, Tensor
 from lapwing.errors import InputError, InputTypeError
-from lapwing.params import ParamLayout
+from lapwing.network.parameters import ParamLayout
+from lapwing.network.rule_check import LayoutChoice
 from lapwing.priors import GaussianPrior
-from lapwing.probe import LayoutChoice
 from lapwing.subnetwork.candidates import Candidates
 from lapwing.subnetwork.scaling import PriorScaling
 from lapwing.subnetwork.scores import Magnitude, Score

@@ -7,11 +7,11 @@ from math import isfinite
 
 import torch
 
-from lapwing import ranks
 from lapwing._types import Float, Tensor
 from lapwing.errors import InputError, NumericalError, StructureError
 from lapwing.likelihoods import Gaussian, Likelihood
 from lapwing.linalg import all_finite
+from lapwing.runtime import distributed
 from lapwing.subnetwork.candidates import Candidates
 from lapwing.subnetwork.scores import Score
 
@@ -38,9 +38,9 @@ class Swag(Score):
             raise InputError(f"Swag: a variance needs two snapshots at least, got n_snapshots={self.n_snapshots}.")
 
     def of(self, candidates: Candidates) -> Float[Tensor, " p"]:
-        if ranks.many():
+        if distributed.many():
             raise StructureError(
-                f"SWAG trains on the data of one process, and these are spread over {ranks.world()} ranks. Use "
+                f"SWAG trains on the data of one process, and these are spread over {distributed.world()} ranks. Use "
                 'score="variance", which trains nothing.'
             )
         network, layout = candidates.linearised.network, candidates.layout

@@ -1,12 +1,19 @@
 """Hyperparameters by the evidence or by held-out data."""
 
 from lapwing.tuning.budget import DEFAULT, EXACT, Budget
-from lapwing.tuning.fixed_point import iterate_fixed_point, take_fixed_point_steps
-from lapwing.tuning.gradient import maximise_evidence
-from lapwing.tuning.joint import Ascent, LinearTuning, at_leisure, find_mode, quadratic_is_exact, tune_at_linear_mode
-from lapwing.tuning.position import Position
+from lapwing.tuning.evidence.fixed_point import iterate_fixed_point, take_fixed_point_steps
+from lapwing.tuning.evidence.gradient import maximise_evidence
+from lapwing.tuning.evidence.joint import (
+    Ascent,
+    LinearTuning,
+    at_leisure,
+    find_mode,
+    quadratic_is_exact,
+    tune_at_linear_mode,
+)
+from lapwing.tuning.evidence.position import Position
 from lapwing.tuning.step import Step
-from lapwing.tuning.validation import search_validation
+from lapwing.tuning.validation.search import search_validation
 
 __all__ = [
     "DEFAULT",

@@ -1,0 +1,133 @@
+"""Models ranked by their evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp
+from typing import Any
+
+from lapwing.errors import InputError, InputTypeError, warn
+from lapwing.posterior import Posterior
+from lapwing.runtime.sandbox import plain_tensors
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One model's place."""
+
+    name: str
+    log_evidence: float
+    behind: float  # nats behind the best
+    probability: float  # of the model, all being equally likely before the data
+    n_parameters: int
+    effective_dimension: float
+    structure: str
+    evidence_at: str  # "linear mode" or "trained weights"
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Ranks, best first; print it for a table."""
+
+    ranks: tuple[Rank, ...]
+    caveats: tuple[str, ...]  # why the numbers may not be comparable
+
+    @property
+    def best(self) -> Rank:
+        return self.ranks[0]
+
+    def __repr__(self) -> str:
+        head = ("model", "log evidence", "behind", "probability", "parameters", "effective", "structure", "evidence at")
+        body = [
+            (
+                r.name,
+                f"{r.log_evidence:.2f}",
+                f"{r.behind:.2f}",
+                f"{r.probability:.3f}",
+                f"{r.n_parameters:,}",
+                f"{r.effective_dimension:.1f}",
+                r.structure,
+                r.evidence_at,
+            )
+            for r in self.ranks
+        ]
+        widths = [max(len(row[i]) for row in (head, *body)) for i in range(len(head))]
+        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in (head, *body)]
+        return "\n".join([*lines, *(f"! {caveat}" for caveat in self.caveats)])
+
+
+@plain_tensors()
+def compare(posteriors: Sequence[Posterior] | Mapping[str, Posterior]) -> Comparison:
+    """Rank models of the same data by log p(D): a list, or a mapping from names.
+
+    Evidences compare across architectures, sizes and priors. They do not compare across structures, whose determinants
+    are approximated differently, nor between the trained weights and the linear mode; then a warning says so.
+    """
+    named = _named(posteriors)
+    caveats = tuple(_caveats(list(named.values())))
+    for caveat in caveats:
+        warn(caveat)
+    scores = {name: float(p.log_evidence().detach()) for name, p in named.items()}
+    top = max(scores.values())
+    total = sum(exp(score - top) for score in scores.values())
+    ranks = [
+        Rank(
+            name,
+            scores[name],
+            top - scores[name],
+            exp(scores[name] - top) / total,
+            p.layout.p,
+            float(p.effective_dimension().detach().sum()),
+            p.structure.described,
+            _point(p),
+        )
+        for name, p in named.items()
+    ]
+    return Comparison(tuple(sorted(ranks, key=lambda rank: rank.behind)), caveats)
+
+
+def _named(posteriors: Any) -> dict[str, Posterior]:
+    if isinstance(posteriors, Posterior) or not isinstance(posteriors, Sequence | Mapping):
+        came = type(posteriors).__name__
+        raise InputTypeError(f"compare: expected a list of posteriors or a mapping from names to them, got {came}.")
+    named = dict(posteriors) if isinstance(posteriors, Mapping) else {str(i): p for i, p in enumerate(posteriors)}
+    if not named:
+        raise InputError("compare: expected at least one posterior, got none.")
+    for name, value in named.items():
+        if not isinstance(value, Posterior):
+            raise InputTypeError(f"compare: entry '{name}' is a {type(value).__name__}, not a Posterior from lw.fit.")
+    counts = {name: p.n_data for name, p in named.items()}
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"'{name}' {n}" for name, n in counts.items())
+        raise InputError(f"compare: evidences are of the same data only, but the numbers of data differ: {listed}.")
+    kinds = {type(p.likelihood).__name__ for p in named.values()}
+    if len(kinds) > 1:
+        listed = ", ".join(sorted(kinds))
+        raise InputError(f"compare: evidences are of the same data only, but the likelihoods are {listed}.")
+    return {str(name): p for name, p in named.items()}
+
+
+def _point(posterior: Posterior) -> str:
+    return "trained weights" if posterior.expansion is None else "linear mode"
+
+
+def _caveats(posteriors: list[Posterior]) -> list[str]:
+    caveats = []
+    structures = sorted({p.structure.described for p in posteriors})
+    if len(structures) > 1:
+        caveats.append(
+            f"The posteriors have different structures ({', '.join(structures)}): their log determinants are "
+            "approximated differently, and differences of the evidence may be differences of the approximation."
+        )
+    points = sorted({_point(p) for p in posteriors})
+    if len(points) > 1:
+        caveats.append(
+            f"The evidence is taken at different points ({' and '.join(points)}): tune all models with the same mode."
+        )
+    if len({p.estimate.in_expectation for p in posteriors}) > 1:
+        caveats.append(
+            "The curvature of some models was averaged over their posterior, that of others is the network's: tune all "
+            "with the same curvature_at."
+        )
+    return caveats

@@ -1,0 +1,80 @@
+"""Mistakes that the first batch shows: each is a warning, as the fit itself is well defined."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from lapwing._types import Float, Tensor
+from lapwing.data import ModelInput
+from lapwing.errors import warn
+from lapwing.likelihoods import Bernoulli, Categorical, Likelihood, Sites
+from lapwing.network.linearised import Linearised
+
+_ROWS = (8, 256)  # looked at first, and where those may be probabilities
+_MOST_OUTPUTS = 1 << 22  # that are looked at together
+_FEW_TOKENS = 3  # fewer that are equal may be so by chance
+_SQUASHING = (nn.Softmax, nn.Softmax2d, nn.Sigmoid, nn.Hardsigmoid)
+
+
+def warn_of_mistakes(linearised: Linearised, family: Likelihood, sites: Sites, x: ModelInput, y: Tensor) -> None:
+    """What a look at the first batch (x, encoded y) gives cause to say."""
+    if isinstance(family, Bernoulli | Categorical):
+        _warn_of_probabilities(linearised, family, sites, x)
+    if isinstance(family, Categorical):
+        _warn_of_unshifted(family, sites, x, y)
+
+
+def _warn_of_probabilities(linearised: Linearised, family: Likelihood, sites: Sites, x: ModelInput) -> None:
+    look = _sum_to_one if isinstance(family, Categorical) else _between_zero_and_one
+    for n in _ROWS:  # a few rows say no for nearly every model, at little cost
+        rows = x.rows(slice(0, min(n, x.n, max(1, _MOST_OUTPUTS // linearised.k))))
+        with torch.no_grad():
+            if not look(sites.split(linearised.outputs(rows))):
+                return
+    what, inverse = (
+        ("every row is non-negative and sums to one", "softmax")
+        if isinstance(family, Categorical)
+        else ("all are between 0 and 1", "sigmoid")
+    )
+    warn(
+        f"The model's outputs look like probabilities: {what}. Lapwing expects logits and applies the {inverse} "
+        "itself; a second one makes predictions and error bars wrong. "
+        f"Remove the last {inverse}{_squashing(linearised)}."
+    )
+
+
+def _sum_to_one(f: Float[Tensor, "n t c"]) -> bool:
+    tolerance = max(1e-4, 4 * torch.finfo(f.dtype).eps)
+    return bool((f >= 0).all()) and bool(((f.double().sum(-1) - 1).abs() <= tolerance).all())
+
+
+def _between_zero_and_one(f: Float[Tensor, "n t c"]) -> bool:
+    varied = len(f) >= _ROWS[0] and bool((f != f.reshape(-1)[0]).any())
+    return varied and bool(((f >= 0) & (f <= 1)).all())
+
+
+def _squashing(linearised: Linearised) -> str:
+    """The last module of the network, where it makes the probabilities."""
+    *_, (path, last) = linearised.network.model.named_modules()
+    return f", module '{path}' ({type(last).__name__})" if path and isinstance(last, _SQUASHING) else ""
+
+
+def _warn_of_unshifted(family: Categorical, sites: Sites, x: ModelInput, y: Tensor) -> None:
+    """Labels equal to the tokens wherever they count: those of a masked model differ where a token is masked."""
+    tokens = x.kwargs.get("input_ids", x.args[0] if len(x.args) == 1 else None)
+    if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.ndim < 2 or tokens.shape[1] < 2:
+        return
+    labels = y.reshape(-1)
+    if tokens.numel() != labels.numel() or sites.t != tokens.shape[1]:
+        return
+    counted = labels != family.ignore_index
+    few = int(counted.sum()) < _FEW_TOKENS
+    if few or not torch.equal(labels[counted], tokens.reshape(-1).to(labels)[counted]):
+        return
+    warn(
+        "The labels are the input tokens themselves. The outputs at a position are scored against the label of that "
+        "position: Lapwing does not shift labels, as causal language models of Hugging Face do inside. If this model "
+        "predicts the next token, shift them: "
+        f"labels = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], {family.ignore_index})], dim=1)."
+    )

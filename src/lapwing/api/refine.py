@@ -1,0 +1,121 @@
+"""The front door to refinement: words in, a better Gaussian for the same linear model out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from lapwing import refinement, words
+from lapwing.curvature import GP
+from lapwing.data.targets import observed
+from lapwing.errors import InputError, InputTypeError, StructureError
+from lapwing.linear_model import in_fixed_order
+from lapwing.planning import parse_memory
+from lapwing.posterior import Posterior
+from lapwing.runtime import distributed
+from lapwing.runtime.arguments import counted, seeded
+from lapwing.runtime.sandbox import plain_tensors, random_state_kept
+
+_MOST_STORED = 1 << 28  # entries of a Jacobian of all the data: 2 GiB
+
+
+@distributed.together("lw.refine")
+@plain_tensors()
+def refine(
+    posterior: Posterior,
+    data: Any = None,
+    *,
+    by: str = "laplace",
+    preset: str | None = None,
+    max_steps: int | None = None,
+    memory: str | float | None = None,
+    progress: bool | None = None,
+    generator: torch.Generator | None = None,
+) -> Posterior:
+    """A better Gaussian for the linear model h(x) = f(x) + J(x)(θ − θ̃) under the posterior's prior; a new posterior.
+
+    Training rarely ends at a mode of this model. `by="laplace"` moves the mean to its mode, by Newton's method, and
+    evaluates the curvature anew at the outputs there, in the posterior's own structure. `by="vi"` and `by="vi_diag"`
+    fit the Gaussian, with all covariances or with variances only, that maximises the evidence lower bound
+    ELBO = E_q[Σ log p(y | h)] − KL(q ‖ prior): `posterior.refinement.elbo`.
+
+    Predictions are then around f + J (μ − θ̃). `posterior.refinement` tells the path, whether it converged and what it
+    cost. `data`: the training data, those of `fit` unless given. `memory`: what the Jacobian of all data may take,
+    2 GiB unless given; where it does not fit, "laplace" visits the network again in every step, and the others refuse.
+    `preset="immer2021"`: the settings of Immer, Korzepa and Bauer (2021), which stop before convergence. `max_steps`:
+    of "vi" and "vi_diag", at most; the first dozen gain most. `generator`: for draws of weights, and for expectations
+    over more outputs than quadrature can take.
+
+    Refine last: a refined posterior is of one prior and one likelihood. A temperature, link or mean that held-out data
+    chose for another mean is dropped.
+    """
+    if not isinstance(posterior, Posterior):
+        raise InputTypeError(f"refine: expected a Posterior from lw.fit or lw.tune, got {type(posterior).__name__}.")
+    settings = _CONVERGED if preset is None else words.choose("preset", preset, {"immer2021": _IMMER2021})
+    ways = {"laplace": settings.laplace, "vi": settings.vi, "vi_diag": settings.vi_diag}
+    way = _stopped(words.choose("by", by, ways), max_steps)
+    most = _MOST_STORED if memory is None else max(1, parse_memory(memory) // 8)
+    draws = seeded(generator)
+    _check(posterior)
+    batches = posterior.source if data is None else posterior.batches(data)
+    if batches is None:
+        raise InputError(
+            "refine needs the training data: lw.refine(posterior, data). The posterior remembers those of lw.fit, but "
+            "not after more_data were added or it was loaded from a file."
+        )
+    posterior = posterior.covering(batches)
+    with random_state_kept(), torch.no_grad():
+        fixed = in_fixed_order(batches)
+        source = partial(observed, fixed, posterior.likelihood, posterior.sites, progress=progress, what="refine")
+        passes = refinement.Passes(source)
+        if isinstance(way, refinement.Variational):
+            return refinement.refine_variational(posterior, passes, most, way, generator=draws)
+        return refinement.refine_laplace(posterior, passes, most, way)
+
+
+@dataclass(frozen=True)
+class _Settings:
+    laplace: refinement.Adam | None  # None: Newton
+    vi: refinement.Variational
+    vi_diag: refinement.Variational
+
+
+_CONVERGED = _Settings(
+    None,
+    refinement.Variational("vi", refinement.FullCovariance(), refinement.Ascent()),
+    refinement.Variational("vi_diag", refinement.DiagonalCovariance(), refinement.Ascent()),
+)
+_IMMER2021 = _Settings(
+    refinement.Adam(lr=1e-3, n_steps=1000),
+    refinement.Variational("vi", refinement.FullCovariance(), refinement.SampledSteps(rho=1e-2, n_steps=250)),
+    refinement.Variational("vi_diag", refinement.DiagonalCovariance(), refinement.SampledSteps(rho=1e-3, n_steps=250)),
+)
+
+
+def _stopped(
+    way: refinement.Adam | refinement.Variational | None, max_steps: int | None
+) -> refinement.Adam | refinement.Variational | None:
+    if max_steps is None:
+        return way
+    if not isinstance(way, refinement.Variational):
+        raise InputError(
+            f'refine(max_steps={max_steps!r}) goes with by="vi" and by="vi_diag"; by="laplace" ends at the mode, and '
+            "takes the few steps it needs."
+        )
+    return way.at_most(counted("max_steps", max_steps, "step"))
+
+
+def _check(posterior: Posterior) -> None:
+    if isinstance(posterior.structure, GP) and posterior.structure.n_points is not None:
+        raise StructureError(
+            f"refine: the {posterior.structure.n_points} points of this GP stand for the data at the network's "
+            'outputs; elsewhere others would. Fit lw.GP(..., mean="newton"), or refine lw.GP() on all data.'
+        )
+    if posterior.refinement is not None and posterior.refinement.bound is not None:
+        raise StructureError(
+            "refine: this posterior is a variational one already, and its structure is no longer that of the fit. "
+            "Refine the posterior of lw.fit or lw.tune."
+        )

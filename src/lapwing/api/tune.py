@@ -1,0 +1,371 @@
+"""The front door to tuning: words in, a posterior with better hyperparameters out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from lapwing import priors, refinement, tuning, words
+from lapwing.curvature import GP, NOT_KEPT, Ekfac, Exact, Keeper, Kron
+from lapwing.data import Batches
+from lapwing.data.targets import observed
+from lapwing.errors import InputError, InputTypeError, StructureError
+from lapwing.likelihoods import Gaussian
+from lapwing.linear_model import design, in_fixed_order, is_stored
+from lapwing.network.products import Source
+from lapwing.planning import MOST_STORED
+from lapwing.posterior import Posterior, evidence
+from lapwing.posterior.diagnosis import TRUST_MARGIN
+from lapwing.posterior.findings import training_gap
+from lapwing.priors import normalised
+from lapwing.runtime import distributed
+from lapwing.runtime.arguments import seeded
+from lapwing.runtime.sandbox import plain_tensors, random_state_kept
+from lapwing.storage import Checkpoint, InStep, tuning_binding
+from lapwing.tuning import em
+
+_MOST_AVERAGED = 20_000  # columns of an exact curvature that are averaged where the fit took a sketch to save time
+_FEW = 16  # inputs on which normalised groups are confirmed
+_NO_MODE = (
+    "The evidence was taken at the trained weights: the search for the linear model's own mode takes passes over the "
+    'training data that the budget does not have. lw.tune(..., budget=20), or budget="exact", pays for it.'
+)
+
+
+@distributed.together("lw.tune")
+@plain_tensors()
+def tune(
+    posterior: Posterior,
+    data: Any = None,
+    *,
+    by: str | em.EM = "evidence",
+    groups: str | None = None,
+    noise: bool = True,
+    mode: str = "linear",
+    validation: Any = None,
+    curvature_at: str | None = None,
+    predictive_mean: str = "network",
+    mean: str | None = None,
+    budget: str | float | None = None,
+    progress: bool | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    every: float = 60,
+    generator: torch.Generator | None = None,
+) -> Posterior:
+    """Choose prior precisions, and a Gaussian noise that was left to be estimated; a new posterior.
+
+    `by`: "evidence" (gradients), "fixed_point" (MacKay), "em" (samples of the posterior under the full GGN, for large
+    models; or `lw.EM(...)`, drawn with `generator`) or "validation" (held-out NLL alone). `groups`: one precision for
+    each ("one", "layer", "tensor", "normalised"); None keeps the prior's own, but gives a network with
+    normalisation layers one precision per normalised group if the prior has only one. `mode`: the evidence at the
+    linear model's own mode, for which the training data are visited (those of `fit` unless given), or at the trained
+    weights ("network", classic). `predictive_mean="linear_mode"` predicts around that mode.
+
+    `curvature_at`: the curvature at the "network"'s outputs; anew at those of the "linear_mode"; or averaged over the
+    outputs that the tuned "posterior" holds possible. None averages that of classes where the training data are
+    predicted much worse than by the network alone and no held-out data are there to say so, else keeps the network's.
+
+    `validation`, held-out data: the evidence decides the relative precisions; held-out NLL decides their common scale,
+    the noise or the temperature of the classes, the mean and the link.
+
+    `budget`: passes over the training data (a number), a time such as "30s", "fast" (none: the evidence at the trained
+    weights), "balanced" (the default: at most about what the fit took) or "exact" (to rounding). The best so far is
+    returned, and `diagnose()` says what was left open. `mean="network"` keeps predictions around the network's own
+    outputs, also where held-out data would move them; "linear_mode" moves them to the linear model's mode.
+
+    `checkpoint` names a directory where the search for the linear model's mode writes down how far it is every so many
+    seconds; after an interruption the same call goes on from there, to the same bits.
+    """
+    if not isinstance(posterior, Posterior):
+        raise InputTypeError(f"tune: expected a Posterior from lw.fit, got {type(posterior).__name__}.")
+    posterior.check_unrefined("tune")
+    choice = _Choice(
+        words.choose("mode", mode, {"network": False, "linear": True}),
+        _CURVATURES["network"] if curvature_at is None and validation is not None else _curvature(curvature_at),
+        words.choose("predictive_mean", predictive_mean, {"network": False, "linear_mode": True}),
+    )
+    by_evidence = {"evidence": tuning.maximise_evidence, "fixed_point": tuning.iterate_fixed_point}
+    options: dict[str, Any] = {**by_evidence, "em": em.EM(), "validation": None}
+    spend = replace(tuning.Budget.parse(budget), shape_only=validation is not None)
+    kept_mean = words.choose("mean", mean or "any", {"any": None, "network": False, "linear_mode": True})
+    if predictive_mean == "linear_mode" or kept_mean:
+        choice = replace(choice, mean_at_mode=True)
+    method = by if isinstance(by, em.EM) else words.choose("by", by, options)
+    if method is not None:
+        choice.check(posterior)
+    held_out = None if validation is None else posterior.batches(validation, "validation")
+    posterior = posterior.covering(None if data is None else posterior.batches(data), held_out)
+    if method is None and held_out is None:
+        raise InputError('tune(by="validation") needs held-out data: validation=(X, Y) or a loader.')
+    if posterior.untuned:
+        posterior = replace(posterior, untuned=False)
+    with random_state_kept():
+        posterior = _grouped(posterior, groups, data, by_evidence=method is not None)
+    if isinstance(method, em.EM):
+        choice.check_em(posterior, method, checkpoint)
+        posterior = choice.sampled(posterior, method, data, noise, _for_samples(generator), progress)
+    elif method is not None:
+        asked = {"by": by, "noise": noise, "mode": mode, "curvature_at": curvature_at}
+        keeping = _Keeping(asked, checkpoint, every)
+        posterior = choice.tuned(posterior, method, data, noise, progress, keeping, spend)
+    if held_out is None:
+        return posterior
+    with random_state_kept():
+        keep_mean = kept_mean is False
+        return tuning.search_validation(posterior, held_out, noise=noise, keep_mean=keep_mean, progress=progress)
+
+
+@dataclass(frozen=True)
+class _Keeping:
+    """Where progress is written down, if anywhere, and how often."""
+
+    asked: dict[str, Any]
+    directory: str | os.PathLike[str] | None
+    every: float
+
+    @contextmanager
+    def keeper(self, posterior: Posterior, source: Source) -> Iterator[Keeper]:
+        if self.directory is None:
+            yield NOT_KEPT
+            return
+        bound_to = tuning_binding(posterior, source(), self.asked)
+        kind = InStep if distributed.many() else Checkpoint
+        keeper = kind.of_tuning(self.directory, self.every, bound_to, posterior.linearised.network.device)
+        with keeper.going_on():
+            yield keeper
+
+
+@dataclass(frozen=True)
+class _Curvature:
+    """Where the curvature is taken: at the linear mode, or over the posterior's outputs. None: let the data say."""
+
+    at_mode: bool = False
+    averaged: bool | None = None
+
+
+_CURVATURES = {
+    "network": _Curvature(averaged=False),
+    "linear_mode": _Curvature(at_mode=True, averaged=False),
+    "posterior": _Curvature(averaged=True),
+}
+
+
+def _curvature(word: str | None) -> _Curvature:
+    return _Curvature() if word is None else words.choose("curvature_at", word, _CURVATURES)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Which point the evidence, the curvature and the predictive mean are taken at."""
+
+    linear_mode: bool
+    curvature: _Curvature
+    mean_at_mode: bool
+
+    def check(self, posterior: Posterior) -> None:
+        structure = posterior.structure
+        if self.curvature.at_mode and isinstance(structure, GP) and structure.n_points is not None:
+            raise InputError(
+                f'tune(curvature_at="linear_mode") would choose other points than the {structure.n_points} of this GP. '
+                'Use curvature_at="network", or lw.GP() without n_points.'
+            )
+        if self.linear_mode and not structure.all_data:
+            raise InputError(
+                "The evidence of this GP is that of its points alone; the linear model's mode would be that of all "
+                'data. Use mode="network", or sod_scale="likelihood".'
+            )
+        if not self.linear_mode and (self.curvature.at_mode or self.curvature.averaged or self.mean_at_mode):
+            raise InputError(
+                'tune(mode="network") never looks for the linear model\'s mode and visits no data, so neither '
+                'curvature_at nor predictive_mean can be other than "network". Use mode="linear".'
+            )
+        if self.curvature.averaged and not refinement.can_average(posterior, _most_stored(posterior)):
+            raise StructureError(
+                'tune(curvature_at="posterior") averages the curvature of classes, where it is a sum over data '
+                '(structure="full", "block", "kron", "ekfac" or "diag", fisher="exact") and a matrix per likelihood '
+                f"term fits into memory; this is {type(posterior.likelihood).__name__} with "
+                f'{type(structure).__name__} curvature. Use curvature_at="network".'
+            )
+
+    def tuned(
+        self,
+        posterior: Posterior,
+        ascend: tuning.Ascent,
+        data: Any,
+        noise: bool,
+        progress: bool | None,
+        keeping: _Keeping,
+        budget: tuning.Budget,
+    ) -> Posterior:
+        if not self.linear_mode or self._skips_the_mode(posterior, budget):
+            tuned = tuning.at_leisure(ascend, posterior, budget)(replace(posterior, expansion=None), noise=noise)
+            return tuned if not self.linear_mode else replace(tuned, left_open=(_NO_MODE,))
+        batches = posterior.source if data is None else posterior.batches(data)
+        make = recurved = None
+        source: Source = tuple
+        if batches is not None:
+            fixed = in_fixed_order(batches)
+            source = partial(
+                observed, fixed, posterior.likelihood, posterior.sites, progress=progress, what="linear mode"
+            )
+            most = _most_stored(posterior)
+            n = posterior.n_data
+            work = budget.most_work(n)
+            make = partial(design, posterior.linearised, source, n=n, most_floats=most, most_work=work)
+            recurved = partial(_recurved, source=source) if self.curvature.at_mode else None
+        with random_state_kept(), keeping.keeper(posterior, source) as keeper:
+            if posterior.estimate.in_expectation and batches is not None:  # over a posterior that is being replaced
+                posterior = refinement.curved_at(posterior, source, torch.zeros_like(posterior.linearised.theta))
+            tuned = tuning.tune_at_linear_mode(
+                posterior, ascend, make, noise=noise, recurved=recurved, keeper=keeper, budget=budget
+            )
+            if batches is not None and self._averages(tuned, fixed):
+                ascend = tuning.at_leisure(ascend, tuned, budget)
+                tuned = ascend(refinement.averaged(tuned, source), noise=noise)
+        if not self.mean_at_mode:
+            return replace(tuned, readout=replace(tuned.readout, noise_std=_noise_around_network(tuned, noise)))
+        return _around_mode(tuned)
+
+    def _skips_the_mode(self, posterior: Posterior, budget: tuning.Budget) -> bool:
+        """Whether the mode would take passes over the training data that the budget does not have."""
+        if tuning.quadratic_is_exact(posterior) or self.mean_at_mode or self.curvature.at_mode:
+            return False
+        n, most = posterior.n_data, _most_stored(posterior)
+        stored = is_stored(n * posterior.linearised.k, posterior.layout.p, most, budget.most_work(n))
+        return not (stored or budget.affords_products())
+
+    def _averages(self, tuned: Posterior, batches: Batches) -> bool:
+        """Whether the curvature is averaged over the outputs the posterior holds possible."""
+        if self.curvature.averaged is not None:
+            return self.curvature.averaged
+        if tuned.averages_functions or not refinement.can_average(tuned, _most_stored(tuned)):
+            return False
+        if refinement.sketched(tuned) and tuned.n_data * tuned.linearised.k > _MOST_AVERAGED:
+            return False
+        return training_gap(tuned, batches) > TRUST_MARGIN
+
+    def check_em(self, posterior: Posterior, settings: em.EM, checkpoint: Any) -> None:
+        if self.curvature.at_mode or self.curvature.averaged:
+            raise InputError(
+                'tune(by="em") samples with the curvature at the network\'s own outputs: curvature_at="network".'
+            )
+        if checkpoint is not None:
+            raise InputError(
+                'tune(by="em") keeps how far it is with the posterior: take lw.EM(max_steps=...) steps, lw.save it, '
+                "and call lw.tune again, which goes on from there."
+            )
+        if not isinstance(posterior.fisher, Exact):
+            raise StructureError(
+                'tune(by="em") samples with the exact GGN, but the posterior was fitted with '
+                f'{type(posterior.fisher).__name__} curvature. Fit with fisher="exact".'
+            )
+        if settings.g_prior and isinstance(posterior.structure, Kron | Ekfac):
+            raise StructureError(
+                "EM(g_prior=True) gives every weight a precision of its own, which a Kronecker product cannot take. "
+                'Use structure="matrixfree", "lowrank", "diag" or "full".'
+            )
+        if isinstance(settings.solver, em.SGD | em.Dense) and distributed.many():
+            name = type(settings.solver).__name__
+            raise StructureError(f"EM(solver=lw.{name}(...)) takes one process; ranks together can use lw.CG(...).")
+
+    def sampled(
+        self,
+        posterior: Posterior,
+        settings: em.EM,
+        data: Any,
+        noise: bool,
+        generator: torch.Generator,
+        progress: bool | None,
+    ) -> Posterior:
+        """By sampling-based EM."""
+        batches = posterior.source if data is None else posterior.batches(data)
+        if batches is None:
+            raise InputError('tune(by="em") samples with the training data: lw.tune(posterior, data, by="em").')
+        with random_state_kept(), torch.no_grad():
+            # Steps are long and samples come before the first of them, so passes over the data show how they go.
+            look = partial(observed, in_fixed_order(batches), posterior.likelihood, posterior.sites, progress=progress)
+            tuned = em.tune_by_em(
+                posterior,
+                partial(look, what="em, a pass over the data"),
+                settings,
+                linear_mode=self.linear_mode,
+                noise=noise,
+                most_floats=_most_stored(posterior),
+                generator=generator,
+                progress=progress,
+            )
+            return _around_mode(tuned) if self.mean_at_mode else tuned
+
+
+def _for_samples(generator: torch.Generator | None) -> torch.Generator:
+    """The user's, or one of a seed that nobody makes data with: draws equal to the features would be no draws."""
+    return torch.Generator().manual_seed(7_243_605_911_427) if generator is None else seeded(generator)
+
+
+def _most_stored(posterior: Posterior) -> int:
+    """Entries of a Jacobian of all the data. `chunk_floats` is a third of what the budget of `fit` left over."""
+    return min(MOST_STORED, 3 * posterior.chunk_floats)
+
+
+def _around_mode(tuned: Posterior) -> Posterior:
+    """Predictions around the linear model's mode."""
+    shift = (tuned.linear_mode() - tuned.linearised.theta).detach()
+    return replace(tuned, readout=replace(tuned.readout, shift=shift, noise_std=None))
+
+
+def _noise_around_network(posterior: Posterior, noise: bool) -> torch.Tensor | None:
+    """√(SSE of the network / (n − γ)), where that is more than the noise around the linear mode.
+
+    The evidence measures the noise around h(x; θ_*). Predictions keep the network's own outputs as their mean, which
+    may miss the targets by more.
+    """
+    likelihood = posterior.likelihood
+    if not noise or not isinstance(likelihood, Gaussian) or not likelihood.estimated:
+        return None
+    sse, count = posterior.estimate.statistics.likelihood.chunk(2)
+    gamma = evidence.effective_dimension_of_parts(
+        posterior.curvature_at, posterior.part_scales.detach(), posterior.prior
+    )
+    left = torch.maximum(count - gamma, 0.2 * count)
+    return torch.maximum((sse / left).sqrt(), likelihood.resolved().detach())
+
+
+def _recurved(posterior: Posterior, source: Any) -> Posterior:
+    """The same posterior with its curvature at the outputs of the linear mode."""
+    return refinement.curved_at(posterior, source, posterior.linear_mode() - posterior.linearised.theta)
+
+
+def _grouped(posterior: Posterior, groups: str | None, data: Any, *, by_evidence: bool) -> Posterior:
+    """The prior in the groups asked for. Without a wish, one precision becomes one per normalised group.
+
+    Held-out data alone decide the common scale, and keep the relative precisions there are.
+    """
+    prior = posterior.prior
+    if groups is None and not prior.P0.isotropic:
+        untuned = bool(prior.reasons) and bool((prior.precisions == prior.precisions[0]).all())
+        return _started(posterior) if by_evidence and untuned else posterior
+    if groups is not None and groups != "normalised":
+        make = words.choose("groups", groups, {**words.GROUPS, "normalised": priors.isotropic})
+        return posterior.with_prior(priors.regrouped(prior, make(prior.layout, 1.0, 0.0).on(prior.index.device)))
+    if groups is None and normalised.cannot_normalise(posterior.linearised.network.model):
+        return posterior
+    batches = posterior.source if data is None else posterior.batches(data)
+    x = None if batches is None else batches.first_of_all()[0]
+    few = None if x is None else x.rows(slice(0, min(_FEW, x.n)))
+    return _started(posterior.with_prior(normalised.normalised_prior(posterior.linearised, few, prior)))
+
+
+def _started(posterior: Posterior) -> Posterior:
+    """Start each of several groups at δ_g = P_g / ‖θ̃ − m₀‖², which scales with the weights as the optimum does."""
+    prior = posterior.prior
+    if prior.P0.isotropic:
+        return posterior
+    scatter = prior.scatter(posterior.linearised.theta)
+    start = torch.where(scatter > 0, prior.P0.sizes / scatter, prior.precisions.detach())
+    return posterior.with_prior(prior.with_precisions(start))

@@ -1,8 +1,0 @@
-"""Sampling-based EM: hyperparameters of the full GGN from posterior samples, where no matrix fits into memory."""
-
-from lapwing.em.loop import tune_by_em
-from lapwing.em.sampled import Draws, sampled
-from lapwing.em.settings import EM, SGD, Dense
-from lapwing.em.step import EMStep
-
-__all__ = ["EM", "SGD", "Dense", "Draws", "EMStep", "sampled", "tune_by_em"]

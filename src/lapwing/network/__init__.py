@@ -1,0 +1,1 @@
+"""The user's module as a function of inputs and parameters, and its Jacobian."""

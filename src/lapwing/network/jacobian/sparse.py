@@ -1,0 +1,162 @@
+"""Factors whose gradients are mostly zero: behind a ReLU or a max-pooling most positions of a datum contribute nothing.
+
+Which do is a matter of the datum alone. So where g_ct is not zero is kept once for all outputs c, and the values there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from lapwing._types import Float, Int, Tensor
+from lapwing.network.jacobian.block import Block, Scratch, padded, picked
+from lapwing.network.jacobian.factored import FactorBlock, written_factors
+from lapwing.network.jacobian.inputs import Given, Inputs
+from lapwing.operators import Arrangement, GroupedDiagonal
+
+_LEAST_SAVED = 0.25  # of the gradients' memory, for it to be worth while
+
+
+@dataclass(frozen=True, eq=False)
+class ThinnedBlock(Block):
+    """A FactorBlock with the gradients (n, c, q, o, r) at s places only, of which those not needed hold zeros."""
+
+    arrangement: Arrangement
+    values: Float[Tensor, "n c s"]
+    at: Int[Tensor, "n s"]
+    r: int
+    inputs: Inputs
+
+    @classmethod
+    def of(cls, block: FactorBlock) -> Block:
+        """The block itself where too little would be saved."""
+        n, c, r, q, o = block.g.shape
+        g = block.g.permute(0, 1, 3, 4, 2).reshape(n, c, q * o * r)
+        there = (g != 0).any(1)
+        counts = there.sum(1)
+        s = int(counts.max()) if n else 0
+        if block.one_position or (c + 1) * s > (1 - _LEAST_SAVED) * c * q * o * r:
+            return block
+        datum, place = there.nonzero(as_tuple=True)
+        slot = torch.arange(len(datum), device=g.device) - (counts.cumsum(0) - counts)[datum]
+        at = torch.zeros(n, s, dtype=torch.int32, device=g.device)
+        values = g.new_zeros(n, c, s)
+        at[datum, slot] = place.int()
+        found = (torch.arange(s, device=g.device) < counts[:, None])[:, None]
+        torch.mul(g.gather(2, at.long()[:, None].expand(n, c, s)), found, out=values)
+        return cls(block.arrangement, values, at, r, block.inputs)
+
+    def plain(self) -> FactorBlock:
+        n, c, _ = self.values.shape
+        q, o = self.arrangement.q, self.arrangement.o
+        g = self.values.new_zeros(n, c, q * o * self.r)
+        g.scatter_add_(2, self.at.long()[:, None].expand_as(self.values), self.values)  # unused slots add zeros
+        return FactorBlock(self.arrangement, g.view(n, c, q, o, self.r).permute(0, 1, 4, 2, 3), self.inputs)
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        return self.arrangement.slices
+
+    @property
+    def c(self) -> int:
+        return self.values.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    @property
+    def row_floats(self) -> int:
+        return self.values.shape[2]
+
+    @property
+    def contracted_floats(self) -> int:
+        q, o, i = self.arrangement.q, self.arrangement.o, self.arrangement.i
+        return q * (self.r * (i + self.c * o) + self.c * o * i)
+
+    def parts(self) -> tuple[Float[Tensor, "n c _"], ...]:
+        return self.plain().parts()
+
+    def entries(self, tensor: slice, at: Int[Tensor, " k"]) -> Float[Tensor, "n c k"]:
+        return self.plain().entries(tensor, at)
+
+    def mv(self, v: Float[Tensor, "s p"]) -> Float[Tensor, "s n c"]:
+        return torch.cat([some.plain().mv(v) for some in self._few()], dim=1)
+
+    def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]:
+        return self.plain().quad(weights)
+
+    def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]:
+        return self.plain().quad_diagonal(weights)
+
+    def meets_as_factors(self, other: Block, D: GroupedDiagonal) -> bool:
+        return False
+
+    def cross(self, other: Block, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
+        return self.plain().cross(other, D)
+
+    def written_in(self, scratch: Scratch) -> Float[Tensor, "nc k"]:
+        return written_factors(self, len(self.values), self.c, self.r, self.arrangement, scratch)
+
+    def written_weights(self, D: GroupedDiagonal) -> Float[Tensor, " k"]:
+        return self.arrangement.matrices(D.diagonal).flatten()
+
+    def in_any_order(self) -> ThinnedBlock:
+        return replace(self, inputs=self.inputs.in_any_order())
+
+    def doubled(self) -> FactorBlock:
+        return self.plain().doubled()
+
+    def sum_squares(self) -> tuple[Float[Tensor, " _"], ...]:
+        return self.plain().sum_squares()
+
+    def shifted(self, offset: int) -> ThinnedBlock:
+        return replace(self, arrangement=self.arrangement.shifted(offset))
+
+    def within(self, where: slice) -> Block | None:
+        arrangement, _ = self.arrangement.within(where)
+        if arrangement is None or arrangement is self.arrangement:
+            return None if arrangement is None else self
+        if arrangement.weight is None:
+            return self._of_bias(arrangement)
+        return replace(self, arrangement=arrangement, inputs=self.inputs.without_bias())
+
+    def concatenated(self, others: Sequence[Block]) -> Block:
+        same = [other for other in others if isinstance(other, ThinnedBlock) and other.r == self.r]
+        if len(same) < len(others):
+            return self.plain().concatenated(others)
+        blocks = [self, *same]
+        s = max(block.values.shape[2] for block in blocks)
+        values = torch.cat([padded(block.values, s, 2) for block in blocks])
+        at = torch.cat([padded(block.at, s, 1) for block in blocks])
+        return replace(
+            self, values=values, at=at, inputs=self.inputs.concatenated([other.inputs for other in same], self.r)
+        )
+
+    def single_rows(self) -> Block:
+        return self.plain().single_rows()
+
+    def outputs_at(self, rows: Int[Tensor, " k"]) -> ThinnedBlock:
+        return replace(self, values=picked(self.values, rows))
+
+    def formed(self) -> ThinnedBlock:
+        return replace(self, inputs=self.inputs.kept())
+
+    def data_at(self, data: slice) -> ThinnedBlock:
+        return replace(self, values=self.values[data], at=self.at[data], inputs=self.inputs.at(data))
+
+    def entered(self) -> Block:
+        return self.plain().entered()
+
+    def _of_bias(self, arrangement: Arrangement) -> FactorBlock:
+        """Σ_t g_t at one position, whose input is 1."""
+        n, c, _ = self.values.shape
+        q, o = arrangement.q, arrangement.o
+        g = self.values.new_zeros(n, c, q * o)
+        g.scatter_add_(2, (self.at.long() // self.r)[:, None].expand_as(self.values), self.values)
+        return FactorBlock(arrangement, g.view(n, c, 1, q, o), Given(g.new_ones(1, 1, 1, 1).expand(n, 1, q, 1)))
+
+    def _few(self) -> Sequence[Block]:
+        return self.pieces(len(self.values))

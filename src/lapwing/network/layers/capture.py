@@ -1,0 +1,84 @@
+"""One forward pass that keeps each ruled layer's inputs and outputs, and the backward passes that go with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from lapwing.errors import ModelError
+from lapwing.network.jacobian import Block
+from lapwing.network.layers.base import Calls
+from lapwing.network.layers.rules import rule_for
+from lapwing.network.parameters import ParamLayout
+
+
+@contextmanager
+def recording(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Calls]]:
+    """Record every call of the given modules, which are borrowed, while the context is open."""
+    calls = {}
+    for path, module in modules.items():
+        rule = rule_for(module)
+        assert rule is not None
+        calls[path] = Calls(module, rule)
+    ends = [record.rule.watch(record) for record in calls.values()]
+    try:
+        yield calls
+    finally:
+        for end in ends:
+            end()
+
+
+def captured_blocks(
+    calls: Mapping[str, Calls], layout: ParamLayout, f: Tensor, cotangents: Tensor
+) -> dict[str, list[Block]]:
+    """Blocks for every recorded module: one backward pass per column of the cotangents (n, K, c)."""
+    for path, record in calls.items():
+        _check_divided(path, record, len(f))
+    outputs = [output for record in calls.values() for output in record.outputs]
+    gradients = [pulled_back(f, outputs, column) for column in cotangents.unbind(-1)]
+    blocks: dict[str, list[Block]] = {}
+    start = 0
+    for path, record in calls.items():
+        stop = start + len(record.outputs)
+        own = places(layout, path)
+        blocks[path] = record.rule.blocks(record, [column[start:stop] for column in gradients], own, len(f))
+        for (
+            column
+        ) in gradients:  # the block has what it needs: free a layer's gradients before the next is put together
+            column[start:stop] = [f.new_empty(0)] * (stop - start)
+        start = stop
+    return blocks
+
+
+def _check_divided(path: str, record: Calls, n: int) -> None:
+    if not record.divide(n):
+        shapes = ", ".join(str(tuple(x.shape)) for x in record.inputs)
+        raise ModelError(
+            f"Layer '{path}' was given inputs of shape {shapes} for {n} data: some go past it (a mixture of experts?), "
+            "and its rows cannot be told apart by datum. The first data all went through it, so it was taken for a "
+            "layer of all data. Let the first three data take different ways (shuffle them), or leave the layer out "
+            "with params=[...]."
+        )
+
+
+def places(layout: ParamLayout, path: str) -> dict[str, slice]:
+    """Where the inferred tensors of a module stand, by their own names."""
+    return {name.rpartition(".")[2]: layout[name] for name in layout.modules[path]}
+
+
+def pulled_back(f: Tensor, outputs: list[Tensor], column: Tensor) -> list[Tensor]:
+    if not f.requires_grad or not outputs:
+        return [torch.zeros_like(s) for s in outputs]
+    gradients = vjp(f, outputs, column.to(f.dtype))
+    return [torch.zeros_like(s) if g is None else g for s, g in zip(outputs, gradients, strict=True)]
+
+
+def vjp(f: Tensor, sources: Sequence[Tensor], u: Tensor) -> tuple[Tensor | None, ...]:
+    """uᵀ ∂f/∂s for every source s; None where f does not depend on it.
+
+    As the gradient of u · f: to check the shape of a u that it is given, torch loads its symbolic algebra, of 80 MB.
+    """
+    return torch.autograd.grad((f * u).sum(), list(sources), retain_graph=True, allow_unused=True)

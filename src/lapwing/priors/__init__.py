@@ -1,0 +1,21 @@
+"""Gaussian priors: a mean, and one precision per group of parameters."""
+
+from lapwing.priors.gaussian import (
+    GaussianPrior,
+    elementwise,
+    isotropic,
+    layerwise,
+    regrouped,
+    tensors_together,
+    tensorwise,
+)
+
+__all__ = [
+    "GaussianPrior",
+    "elementwise",
+    "isotropic",
+    "layerwise",
+    "regrouped",
+    "tensors_together",
+    "tensorwise",
+]

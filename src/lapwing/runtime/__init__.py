@@ -1,0 +1,1 @@
+"""What surrounds a computation: the borrowed model, the progress bar, several processes."""

@@ -1,0 +1,27 @@
+"""Run the user's model without leaving a trace, in any number of threads."""
+
+from lapwing.runtime.sandbox.borrowing import borrowed, install
+from lapwing.runtime.sandbox.copying import Template
+from lapwing.runtime.sandbox.process import (
+    forward_mode_alone,
+    plain_tensors,
+    quiet_fallback,
+    random_state_kept,
+    random_states,
+    same_states,
+)
+from lapwing.runtime.sandbox.watching import MathAttention, UseOfTensors
+
+__all__ = [
+    "MathAttention",
+    "Template",
+    "UseOfTensors",
+    "borrowed",
+    "forward_mode_alone",
+    "install",
+    "plain_tensors",
+    "quiet_fallback",
+    "random_state_kept",
+    "random_states",
+    "same_states",
+]

@@ -1,0 +1,1 @@
+"""Prior precisions and noise by the marginal likelihood (evidence)."""

@@ -1,0 +1,1 @@
+"""Prior scale, noise or temperature, and mean by held-out data."""

@@ -1,0 +1,309 @@
+"""The words of the front door, and the objects they stand for; the only place where a string becomes an object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from lapwing import priors
+from lapwing.curvature import (
+    GP,
+    Block,
+    Diag,
+    Ekfac,
+    Empirical,
+    Exact,
+    Fisher,
+    Full,
+    Kron,
+    LowRank,
+    MatrixFree,
+    Sampled,
+    Structure,
+)
+from lapwing.data import ModelInput, as_batches, as_input, other_libraries
+from lapwing.errors import InputError, InputTypeError, StructureError
+from lapwing.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson, Sites
+from lapwing.network import parameters, rule_check
+from lapwing.network.module import Network
+from lapwing.network.parameters import ParamLayout
+from lapwing.network.rule_check import LayoutChoice
+from lapwing.planning import Affordable, Kind
+from lapwing.predictive import link_rules
+from lapwing.priors import GaussianPrior, normalised
+from lapwing.runtime.arguments import seeded
+from lapwing.subnetwork import (
+    CountScaling,
+    Functional,
+    JacobianScaling,
+    Magnitude,
+    MarginalVariance,
+    PriorScaling,
+    RandomScore,
+    Score,
+    Selector,
+    Subnetwork,
+    Swag,
+    Unscaled,
+)
+
+T = TypeVar("T")
+
+STRUCTURES: dict[str, Structure | None] = {
+    "auto": None,
+    "full": Full(),
+    "block": Block(),
+    "kron": Kron(),
+    "ekfac": Ekfac(),
+    "diag": Diag(),
+    "lowrank": LowRank(),
+    "gp": GP(),
+    "matrixfree": MatrixFree(),
+}
+LINKS: dict[str, link_rules.Link] = {
+    "probit": link_rules.PROBIT,
+    "pairwise": link_rules.PAIRWISE,
+    "bridge": link_rules.BRIDGE,
+    "bridge_norm": link_rules.BRIDGE_NORM,
+    "mc": link_rules.MonteCarlo(),
+    "quadrature": link_rules.Quadrature(),
+}
+# Other names of the same things, as papers and other libraries have them.
+SYNONYMS: dict[str, dict[str, str]] = {
+    "structure": {
+        "kfac": "kron",
+        "k_fac": "kron",
+        "kronecker": "kron",
+        "diagonal": "diag",
+        "low_rank": "lowrank",
+        "matrix_free": "matrixfree",
+        "block_diagonal": "block",
+        "dense": "full",
+        "gaussian_process": "gp",
+        "ek_fac": "ekfac",
+    },
+    "likelihood": {
+        "classifier": "classification",
+        "multiclass": "classification",
+        "categorical": "classification",
+        "bernoulli": "binary",
+        "binary_classification": "binary",
+        "multi_label": "multilabel",
+        "gaussian": "regression",
+        "regressor": "regression",
+        "poisson": "count",
+        "counts": "count",
+    },
+    "fisher": {"ggn": "exact", "sampled": "mc", "monte_carlo": "mc"},
+    "params": {},  # spelling only: anything else is a pattern
+}
+
+WORDS: dict[str, set[str]] = {
+    "structure": set(STRUCTURES),
+    "likelihood": {"classification", "binary", "multilabel", "regression", "count"},
+    "fisher": {"auto", "exact", "mc", "empirical"},
+    "params": {"all", "last_layer"},
+}
+
+GroupBuilder = Callable[[ParamLayout, Any, Any], GaussianPrior]
+GROUPS: dict[str, GroupBuilder] = {
+    "one": priors.isotropic,
+    "layer": priors.layerwise,
+    "tensor": priors.tensorwise,
+    "element": priors.elementwise,
+}
+
+SCALINGS: dict[str, PriorScaling] = {"none": Unscaled(), "count": CountScaling(), "jacobian": JacobianScaling()}
+
+
+def check_module(function: str, model: Any) -> None:
+    """The first argument must be a module: not its class, not a function."""
+    if isinstance(model, nn.Module):
+        return
+    came, cure = other_libraries.model_hint(model)
+    raise InputTypeError(
+        f"{function}: expected the model, a trained torch.nn.Module, got {came}.{f' {cure}.' if cure else ''}"
+    )
+
+
+def canonical(argument: str, word: Any) -> Any:
+    """The library's own word where another name of the same thing was given; anything else as it is."""
+    if not isinstance(word, str):
+        return word
+    plain, synonyms = word.lower().replace("-", "_").replace(" ", "_"), SYNONYMS[argument]
+    return synonyms.get(plain, plain if plain in WORDS[argument] else word)
+
+
+def choose(argument: str, word: Any, options: Mapping[str, T]) -> T:
+    """The object a word stands for, or an error that lists the words."""
+    if argument in SYNONYMS:
+        word = canonical(argument, word)
+    if isinstance(word, str) and word in options:
+        return options[word]
+    known = ", ".join(f'"{option}"' for option in options)
+    near = get_close_matches(str(word), options, n=1)
+    hint = f' Did you mean "{near[0]}"?' if near else ""
+    if not isinstance(word, str):
+        came = f"the class {word.__name__}; write {word.__name__}()" if isinstance(word, type) else type(word).__name__
+        raise InputTypeError(f"{argument}: expected one of {known} or the matching object, got {came}.")
+    raise InputError(f'{argument}: unknown word "{word}".{hint} Known: {known}.')
+
+
+def structure(word: Any) -> Structure | None:
+    """None stands for "choose for me"."""
+    return word if isinstance(word, Structure) else choose("structure", word, STRUCTURES)
+
+
+def check_repeatable(structure: Structure | None, fisher: Kind) -> None:
+    """A structure made by many passes needs the same matrix in each of them."""
+    drawn = isinstance(fisher, Fisher) and not fisher.repeatable
+    if structure is not None and structure.by_products and drawn:
+        raise StructureError(
+            f'{type(structure).__name__} makes many passes over the data, but fisher="mc" draws other labels in each '
+            'of them. Use fisher="exact": products with it cost no more.'
+        )
+
+
+def link(word: Any) -> link_rules.Link:
+    if word is None:
+        return link_rules.Default()
+    return word if isinstance(word, link_rules.Link) else choose("link", word, LINKS)
+
+
+def fisher(word: Any, generator: torch.Generator) -> Kind:
+    if isinstance(word, Fisher):
+        return word
+    words: dict[str, Kind] = {
+        "auto": Affordable(generator),
+        "exact": Exact(),
+        "mc": Sampled(generator),
+        "empirical": Empirical(),
+    }
+    return choose("fisher", word, words)
+
+
+def likelihood(word: Any, datum_shape: tuple[int, ...]) -> Likelihood:
+    """The likelihood a word means for outputs of this shape."""
+    if isinstance(word, Likelihood):
+        return word
+    word = canonical("likelihood", word)
+    words: dict[str, Likelihood] = {
+        # One logit cannot be a softmax: it means a sigmoid.
+        "classification": Bernoulli() if Sites(datum_shape).c == 1 else Categorical(),
+        "binary": Bernoulli(),
+        "multilabel": Bernoulli(),
+        "regression": Gaussian(),
+        "count": Poisson(),
+    }
+    chosen = choose("likelihood", word, words)
+    if word == "binary" and Sites(datum_shape).c != 1:
+        raise InputError(
+            f'likelihood "binary" needs one logit per label, but the model gives {Sites(datum_shape).c}. '
+            'Use "classification" for a softmax over classes, or "multilabel" for independent labels.'
+        )
+    return chosen
+
+
+def layout_choice(word: Any) -> LayoutChoice:
+    """How to pick the parameters: everything trainable, the last layer, or names and glob patterns."""
+    word = canonical("params", word)
+    if isinstance(word, str):
+        if word == "all":
+            return _all
+        if word == "last_layer":
+            return rule_check.last_layer
+        return partial(_matching, (word,))
+    if isinstance(word, list | tuple) and all(isinstance(pattern, str) for pattern in word):
+        return partial(_matching, tuple(word))
+    came = type(word).__name__
+    if isinstance(word, list | tuple):
+        came += f" with a {next(type(item).__name__ for item in word if not isinstance(item, str))}"
+    raise InputTypeError(
+        'params: expected "all", "last_layer", a list of parameter names or glob patterns, or lw.Subnetwork(...), '
+        f"got {came}."
+    )
+
+
+def selector(word: Any, generator: torch.Generator | None = None) -> Selector | None:
+    """How to pick single weights; None when whole tensors are asked for."""
+    if not isinstance(word, Subnetwork):
+        return None
+    scaling = word.prior_scaling
+    if not isinstance(scaling, PriorScaling):
+        scaling = choose("prior_scaling", scaling, SCALINGS)
+    among = layout_choice("last_layer" if word.score == "last_layer" else word.among)
+    eligible = partial(_weights_of, among) if word.weights_only else among
+    return Selector(eligible, score(word.score, generator), word.k, scaling, word.indices)
+
+
+def score(word: Any, generator: torch.Generator | None = None) -> Score:
+    words: dict[str, Score] = {
+        "variance": MarginalVariance(),
+        "diag_laplace": MarginalVariance(),
+        "last_layer": MarginalVariance(),
+        "swag": Swag(),
+        "functional": Functional(),
+        "magnitude": Magnitude(),
+        "random": RandomScore(seeded(generator)),
+    }
+    return word if isinstance(word, Score) else choose("score", word, words)
+
+
+def prior(word: Any, layout: ParamLayout) -> GaussianPrior:
+    """A precision, or a GaussianPrior of the same model."""
+    if isinstance(word, GaussianPrior):
+        return word.restricted(layout)
+    if isinstance(word, torch.Tensor) and word.ndim == 0:
+        return priors.isotropic(layout, word)
+    if isinstance(word, bool) or not isinstance(word, int | float):
+        raise InputTypeError(
+            f"prior: expected a precision (one number) or lw.prior(model, ...), got {type(word).__name__}."
+        )
+    return priors.isotropic(layout, float(word))
+
+
+def grouped_prior(model: nn.Module, precision: Any, groups: str, mean: Any, data: Any = None) -> GaussianPrior:
+    """A prior over all trainable parameters of a model; only "normalised" groups look at the data."""
+    found: GroupBuilder = partial(_grouped_by_norms, model, data)
+    return choose("groups", groups, {**GROUPS, "normalised": found})(parameters.trainable(model), precision, mean)
+
+
+def _grouped_by_norms(model: nn.Module, data: Any, layout: ParamLayout, precision: Any, mean: Any) -> GaussianPrior:
+    x = None if data is None else first_inputs(data)
+    network = Network.of(model) if x is None else Network.tried(model, x)[0]
+    return normalised.grouped_by_norms(network, layout, x, precision, mean)
+
+
+def first_inputs(data: Any) -> ModelInput:
+    """The inputs of the first batch; inputs without targets will do."""
+    alone = isinstance(data, torch.Tensor | np.ndarray) or (isinstance(data, Mapping) and "labels" not in data)
+    return as_input(data, "data") if alone else as_batches(data).first()[0]
+
+
+def _all(model: nn.Module, x: ModelInput) -> ParamLayout:
+    return parameters.differentiable(model, parameters.trainable(model))
+
+
+def _weights_of(among: LayoutChoice, model: nn.Module, x: ModelInput) -> ParamLayout:
+    return parameters.weights_of(among(model, x))
+
+
+def _matching(patterns: tuple[str, ...], model: nn.Module, x: ModelInput) -> ParamLayout:
+    return parameters.differentiable(model, parameters.matching(model, patterns))
+
+
+def likelihood_scale(value: Any) -> torch.Tensor:
+    """A positive number or scalar tensor, float64."""
+    try:
+        scale = torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputTypeError(f"likelihood_scale: expected one positive number, got {type(value).__name__}.") from None
+    if scale.ndim or not bool(torch.isfinite(scale)) or float(scale.detach()) <= 0:
+        raise InputError(f"likelihood_scale: expected one positive, finite number, got {value!r}.")
+    return scale

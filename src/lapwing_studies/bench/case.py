@@ -1,0 +1,224 @@
+"""What is measured: work, the unit it is counted in, and the goal. One case runs in one process:
+
+    python -m lapwing_studies.bench.case W3 kron-fit
+    python -m lapwing_studies.bench.case W2 kron-fit 8192  # with so many training data
+
+Unit and work are timed in turn, in CPU seconds on one thread, and the median ratio counts; so a slow machine, or one
+that is slow for a minute, gives the same number. The first run of the work is not timed: its memory is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from time import process_time
+from typing import Any, TypedDict
+
+import torch
+
+import lapwing as lw
+from lapwing.errors import InputError
+from lapwing_studies.bench.memory import peak_mib, resident_mib
+from lapwing_studies.bench.workloads import Workload, build
+
+GE, FW = "gradient epochs", "forward passes"
+N_POINTS = 1000  # of a Gaussian process
+PREDICTIVE_MIB = 512.0  # what any predictive may take above the model at 256 inputs
+
+
+class Row(TypedDict):
+    """One measurement. `ratio` is None where the case could not run, and `note` then says why."""
+
+    workload: str
+    case: str
+    what: str
+    ratio: float | None
+    unit: str
+    goal: float | None
+    peak_mib: float | None
+    goal_mib: float | None
+    note: str
+
+
+@dataclass(frozen=True)
+class Timed:
+    work: Callable[[], object]
+    unit: Callable[[], object]
+    unit_share: float = 1.0  # the unit counts as so many of what was run
+
+
+@dataclass(frozen=True)
+class Case:
+    """`goals` names the workloads the case is for; None where it is measured without a goal."""
+
+    what: str
+    unit: str
+    goals: dict[str, float | None]
+    prepare: Callable[[Workload], Timed]
+    goal_mib: float | None = None
+
+
+def measure(case_name: str, workload: Workload, *, seconds: float = 20.0) -> Row:
+    """Time one case on a workload: at least three rounds, at most nine, about so many seconds."""
+    case = CASES[case_name]
+    workload.gradient_epoch()
+    workload.forward()
+    model_mib = resident_mib()
+    timed = case.prepare(workload)
+    peak = peak_mib(timed.work)
+    return Row(
+        workload=workload.name,
+        case=case_name,
+        what=case.what,
+        ratio=float(f"{ratio(timed, seconds) / timed.unit_share:.3g}"),
+        unit=case.unit,
+        goal=case.goals.get(workload.name),
+        peak_mib=round(peak - model_mib, 1) if peak is not None and model_mib is not None else None,
+        goal_mib=case.goal_mib,
+        note="",
+    )
+
+
+def ratio(timed: Timed, seconds: float) -> float:
+    """Median over rounds of time(work) / time(unit); a short unit is repeated so that the clock can see it."""
+    start = process_time()
+    repeats = max(1, round(0.05 / max(_seconds(timed.unit), 1e-6)))
+    ratios: list[float] = []
+    while len(ratios) < 3 or (len(ratios) < 9 and process_time() - start < seconds):
+        ratios.append(_seconds(timed.work) / (_seconds(timed.unit, repeats) / repeats))
+    return median(ratios)
+
+
+def _seconds(work: Callable[[], object], repeats: int = 1) -> float:
+    start = process_time()
+    for _ in range(repeats):
+        work()
+    return process_time() - start
+
+
+def _fit(**options: Any) -> Callable[[Workload], Timed]:
+    return lambda w: Timed(lambda: _posterior(w, **options), w.gradient_epoch)
+
+
+def _posterior(w: Workload, **options: Any) -> lw.Posterior:
+    return lw.fit(w.model, w.batches, w.likelihood, progress=False, **options)
+
+
+def _prepared(w: Workload, **options: Any) -> lw.Posterior:
+    """A posterior with its eigendecompositions at hand: they depend on the data alone, and are made once."""
+    posterior = _posterior(w, **options)
+    posterior.outputs(w.x[:1]).var  # noqa: B018
+    return posterior
+
+
+def _fit_and_decompose(w: Workload) -> Timed:
+    return Timed(lambda: _prepared(w, structure="kron", params="last_layer"), w.gradient_epoch)
+
+
+def _covariance(structure: str) -> Callable[[Workload], Timed]:
+    def prepare(w: Workload) -> Timed:
+        posterior = _prepared(w, structure=structure)
+        return Timed(lambda: posterior.outputs(w.x).cov, w.forward)
+
+    return prepare
+
+
+def _gp_fit(w: Workload) -> Timed:
+    """All of the 1,000 points, and their kernels factorised; the unit is a gradient epoch of these points."""
+    w = w.with_data(N_POINTS)
+    return Timed(lambda: _prepared(w, structure=lw.GP(coupling="independent")), w.gradient_epoch)
+
+
+def _gp_covariance(w: Workload) -> Timed:
+    posterior = _prepared(w.with_data(N_POINTS), structure=lw.GP(coupling="independent"))
+    return Timed(lambda: posterior.outputs(w.x).cov, w.forward)
+
+
+def _four_times_as_many(w: Workload) -> Timed:
+    posterior, x = _prepared(w, structure="kron"), w.x.repeat(4, *(1 for _ in w.x.shape[1:]))
+    return Timed(lambda: posterior.outputs(x).cov, lambda: posterior.outputs(w.x).cov, unit_share=4.0)
+
+
+def _variances(w: Workload) -> Timed:
+    posterior = _prepared(w, structure="kron", params="last_layer")
+    return Timed(lambda: posterior.outputs(w.x).var, w.forward)
+
+
+def _tune(structure: str, mode: str) -> Callable[[Workload], Timed]:
+    """At the trained weights, as other libraries tune, no search with the data is part of it."""
+
+    def prepare(w: Workload) -> Timed:
+        posterior = _prepared(w, structure=structure)
+        return Timed(lambda: lw.tune(posterior, mode=mode), w.gradient_epoch)
+
+    return prepare
+
+
+CASES: dict[str, Case] = {
+    "full-fit": Case("full fit", GE, {"W1": 40}, _fit(structure="full")),
+    "kron-fit": Case(
+        "exact Kronecker fit", GE, {"W2": 6, "W3": 4.3, "W4": 8, "W5": 7.5, "W5-mha": None}, _fit(structure="kron")
+    ),
+    "kron-fit-mc": Case(
+        "Kronecker fit, one sampled label",
+        GE,
+        {"W2": 2, "W3": 2, "W4": 3, "W5": 3},
+        _fit(structure="kron", fisher="mc"),
+    ),
+    "diag-fit": Case("exact diagonal fit", GE, {"W2": 2.5, "W3": 6}, _fit(structure="diag")),
+    "last-layer-fit": Case(
+        "last-layer Kronecker fit",
+        GE,
+        {"W2": 0.5, "W3": 0.5, "W4": 0.5, "W5": 0.5},
+        _fit(structure="kron", params="last_layer"),
+    ),
+    "last-layer-fit-eigen": Case(
+        "last-layer Kronecker fit and eigendecompositions", GE, {"W6": 7.5}, _fit_and_decompose
+    ),
+    "full-covariance": Case(
+        "output covariance at 256 inputs, full", FW, {"W1": 300}, _covariance("full"), PREDICTIVE_MIB
+    ),
+    "covariance": Case(
+        "output covariance at 256 inputs",
+        FW,
+        {"W2": 22, "W3": 18, "W4": 40, "W5": 40, "W5-mha": None},
+        _covariance("kron"),
+        PREDICTIVE_MIB,
+    ),
+    "gp-fit": Case("GP of 1,000 points, independent outputs: fit and factors", GE, {"W2": 30, "W3": 30}, _gp_fit),
+    "gp-covariance": Case(
+        "output covariance at 256 inputs, GP of 1,000 points", FW, {"W2": None, "W3": 60}, _gp_covariance, 1024.0
+    ),
+    "cost-per-input": Case(
+        "covariance, cost per input at 1,024 inputs",
+        "that at 256",
+        {"W2": 1.1, "W3": 1.1, "W4": 1.1, "W5": 1.1},
+        _four_times_as_many,
+    ),
+    "variances": Case("output variances at 256 inputs, 1,000 classes", FW, {"W6": 5}, _variances, 200.0),
+    "full-tune": Case("prior and noise tuned by the evidence, full", GE, {"W1": 5}, _tune("full", "network")),
+    "tune": Case("prior tuned by the evidence", GE, {"W2": None, "W3": None}, _tune("kron", "network")),
+    "tune-linear": Case("linear mode found and prior tuned there", GE, {"W2": 18, "W3": 12.9}, _tune("kron", "linear")),
+}
+
+
+def listed(workload: str | None = None) -> list[tuple[str, str]]:
+    """(workload, case) pairs, in the order of the workloads."""
+    pairs = sorted((w, name) for name, case in CASES.items() for w in case.goals)
+    chosen = [(w, name) for w, name in pairs if workload is None or w.lower() == workload.lower()]
+    if not chosen:
+        raise InputError(f"Unknown workload {workload!r}; there are {', '.join(dict.fromkeys(w for w, _ in pairs))}.")
+    return chosen
+
+
+def main(workload: str, case: str, n_data: str | None = None) -> None:
+    torch.set_num_threads(1)
+    w = build(workload)
+    print(json.dumps(measure(case, w if n_data is None else w.with_data(int(n_data)))))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,1 @@
+"""What `lapwing demo` trains, fits and measures."""

@@ -1,0 +1,163 @@
+"""How well alarms tell inputs apart that a network was not trained for, and how often they are false.
+
+The alarm's score was chosen on seeds 0 and 1 of these pairs; the study runs on seeds from 2 on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+import lapwing as lw
+from lapwing import metrics
+from lapwing.errors import InputError
+from lapwing_studies.bench.networks import n_parameters
+from lapwing_studies.reproduce import scores
+from lapwing_studies.reproduce.architectures import seeded
+from lapwing_studies.reproduce.pairs import Pair, listed
+from lapwing_studies.reproduce.parts import Parts
+from lapwing_studies.reproduce.study import Study, done, timed
+from lapwing_studies.reproduce.training import train
+
+FIRST_SEED = 2
+LEVEL = 0.05
+METHODS = ("entropy", "temperature", "p.epistemic", "alarm")
+
+
+class Example(TypedDict):
+    """An image that raised the alarm: its pixels, from 0 to 255, what the network calls it, and how surely."""
+
+    pixels: list[list[int]]
+    label: int
+    confidence: float
+    p_value: float
+
+
+class AlarmRun(TypedDict):
+    """One pair at one seed. `scale` is what held-out NLL multiplied the precisions by."""
+
+    pair: str
+    inside: str
+    outside: str
+    network: str
+    seed: int
+    parameters: int
+    structure: str
+    n_train: int
+    n_held_out: int
+    n_test: int
+    accuracy: float
+    scale: float
+    seconds: dict[str, float]
+    auroc: dict[str, float]
+    false_alarms: float
+    raised: float
+    examples: list[Example]
+
+
+class AlarmRecord(TypedDict):
+    study: str
+    effort: str
+    n_seeds: int
+    runs: list[AlarmRun]
+
+
+def run(study: Study) -> AlarmRecord:
+    """Every pair whose data are there, at every seed."""
+    jobs = [AlarmJob(pair, FIRST_SEED + k, study) for pair in listed(study.folder) for k in study.seeds]
+    if not jobs:
+        raise InputError("alarm: no data. Name the folder that holds them: --data FOLDER.")
+    return AlarmRecord(study="alarm", effort=study.effort.name, n_seeds=study.n_seeds, runs=done(study, jobs))
+
+
+@dataclass(frozen=True)
+class AlarmJob:
+    pair: Pair
+    seed: int
+    study: Study
+
+    @property
+    def name(self) -> str:
+        return f"{self.pair.name}-{self.seed}"
+
+    @property
+    def made_with(self) -> str:
+        effort = self.pair.learnt_with(self.study.effort)
+        recipe = self.pair.recipe.at_most(effort.n_epochs)
+        return f"{self.pair.words} | {recipe} | {effort.n_train} rows, {effort.n_test} tested | seed {self.seed}"
+
+    @cached_property
+    def parts(self) -> Parts:
+        return self.pair.parts(self.study.folder, self.seed, self.study.effort)
+
+    def network(self) -> nn.Module:
+        """The trained network, from the store where it is kept."""
+        model = seeded(lambda: self.pair.network(self.parts), seed=self.seed)
+        if not self.study.store.load_weights(self.name, self.made_with, model):
+            recipe = self.pair.recipe.at_most(self.study.effort.n_epochs)
+            train(model, self.parts, nn.functional.cross_entropy, recipe, seed=self.seed)
+            self.study.store.keep_weights(self.name, self.made_with, model)
+        return model.eval()
+
+    def run(self) -> AlarmRun:
+        parts = self.parts
+        learnt, held_out = ((p.x, p.y) for p in (parts.train, parts.validation))
+        model, trained = timed(self.network)
+        posterior, fitted = timed(lambda: lw.fit(model, learnt, "classification", progress=False))
+        tuned, tuning = timed(lambda: lw.tune(posterior, learnt, validation=held_out, progress=False))
+        alarm, calibrated = timed(lambda: lw.alarm(tuned, held_out, progress=False))
+        (inside, outside), called = timed(lambda: (alarm(parts.test.x), alarm(parts.outside)))
+        seconds = {"train": trained, "fit": fitted, "tune": tuning, "alarm": calibrated, "call": called}
+        auroc = _auroc_of_others(model, tuned, parts) | {"alarm": metrics.auroc(-inside, -outside)}
+        return AlarmRun(
+            pair=self.pair.name,
+            inside=self.pair.inside,
+            outside=self.pair.outside,
+            network=self.pair.words,
+            seed=self.seed,
+            parameters=n_parameters(model),
+            structure=type(posterior.structure).__name__.lower(),
+            n_train=len(parts.train),
+            n_held_out=len(parts.validation),
+            n_test=len(parts.test),
+            accuracy=metrics.accuracy(scores.outputs(model, parts.test.x).softmax(-1), parts.test.y),
+            scale=tuned.history[-1].scale,
+            seconds={key: round(value, 3) for key, value in seconds.items()},
+            auroc={method: round(auroc[method], 4) for method in METHODS},
+            false_alarms=float((inside <= LEVEL).double().mean()),
+            raised=float((outside <= LEVEL).double().mean()),
+            examples=_examples(model, parts, outside) if self.pair.pictures else [],
+        )
+
+
+def _auroc_of_others(model: nn.Module, tuned: lw.Posterior, parts: Parts) -> dict[str, float]:
+    temperature = scores.best_temperature(model, parts.validation)
+    plain = partial(scores.map_classes, model, parts)
+    entropies = {"entropy": plain(), "temperature": plain(temperature=temperature)}
+    found = {name: metrics.auroc(scores.entropy(c.probs), scores.entropy(c.outside)) for name, c in entropies.items()}
+    return found | {"p.epistemic": metrics.auroc(_epistemic(tuned, parts.test.x), _epistemic(tuned, parts.outside))}
+
+
+def _epistemic(posterior: lw.Posterior, x: Tensor) -> Tensor:
+    predictions: list[Any] = [posterior.predict(chunk) for chunk in x.split(scores.CHUNK)]
+    return torch.cat([p.epistemic.detach().double() for p in predictions])
+
+
+def _examples(model: nn.Module, parts: Parts, p_values: Tensor, n: int = 3) -> list[Example]:
+    """Of the images from outside that raised the alarm, those of which the network is surest."""
+    confidence, label = scores.outputs(model, parts.outside).softmax(-1).max(-1)
+    order = torch.where(p_values <= LEVEL, confidence, -1.0).argsort(descending=True)[:n].tolist()
+    return [
+        Example(
+            pixels=(255 * parts.outside[i, 0]).round().int().tolist(),
+            label=int(label[i]),
+            confidence=round(float(confidence[i]), 4),
+            p_value=round(float(p_values[i]), 4),
+        )
+        for i in order
+        if p_values[i] <= LEVEL
+    ]

@@ -1,0 +1,197 @@
+"""A batch-normed network on one-dimensional data with gaps: what the classic evidence does to its error bars."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+import lapwing as lw
+from lapwing import metrics
+from lapwing_studies.reproduce.architectures import seeded
+from lapwing_studies.reproduce.choices import tuned, typical_precision
+from lapwing_studies.reproduce.parts import Parts, Scaling, Split, shuffled
+from lapwing_studies.reproduce.study import Study, done
+from lapwing_studies.reproduce.training import Recipe, train
+
+PLACES = ((-1.0, 0.0), (1.7, 2.5), (4.0, 5.0))
+NOISE_STD = 0.25
+WIDTH = 50
+N_WEIGHTS = WIDTH + WIDTH * WIDTH + WIDTH
+RECIPE = Recipe(n_epochs=400, learning_rate=1e-2, patience=20)
+N_PER_PLACE = 100
+N_TEST = 600
+GRID = (-1.5, 5.5)
+TUNINGS = (
+    ("trained weights", "one"),
+    ("linear mode", "one"),
+    ("linear mode", "normalised"),
+)
+
+
+class Band(TypedDict):
+    mean: list[float]
+    std: list[float]
+
+
+class BatchNormRow(TypedDict):
+    """One way to tune: `precision` is the geometric mean over weights, `gap_std` the mean epistemic standard deviation
+    between the data, in units of the target's."""
+
+    evidence: str
+    groups: str
+    precision: float
+    precisions: list[float]
+    noise_std: float
+    nll: float
+    nll_data: float
+    nll_gap: float
+    gap_std: float
+    band: Band
+
+
+class BatchNormRun(TypedDict):
+    seed: int
+    weights: int
+    parameters: int
+    n_train: int
+    train_x: list[float]
+    train_y: list[float]
+    grid: list[float]
+    truth: list[float]
+    rows: list[BatchNormRow]
+
+
+class BatchNormRecord(TypedDict):
+    study: str
+    effort: str
+    n_seeds: int
+    runs: list[BatchNormRun]
+
+
+def run(study: Study) -> BatchNormRecord:
+    jobs = [BatchNormJob(seed, study) for seed in study.seeds]
+    return BatchNormRecord(
+        study="batchnorm-1d", effort=study.effort.name, n_seeds=study.n_seeds, runs=done(study, jobs)
+    )
+
+
+def curve(x: Tensor) -> Tensor:
+    return x - 0.1 * x.square() + torch.cos(math.pi * x / 2)
+
+
+def network() -> nn.Module:
+    """1-50-50-1 without biases, BatchNorm and ReLU after each hidden layer: 2,600 weights."""
+    layers: list[nn.Module] = []
+    for fan_in in (1, WIDTH):
+        layers += [nn.Linear(fan_in, WIDTH, bias=False), nn.BatchNorm1d(WIDTH), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(WIDTH, 1, bias=False))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The data in the network's units: both axes standardised by the training points."""
+
+    parts: Parts
+    scale_x: Scaling
+    scale_y: Scaling
+    between: Tensor  # which test points lie in a gap
+
+
+def data(seed: int, *, n: int = N_PER_PLACE) -> Curve:
+    """n points in each of three places, 80% to train on; test points everywhere, in the gaps as well."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.cat([low + (high - low) * torch.rand(n, 1, generator=generator) for low, high in PLACES])
+    x = x[shuffled(len(x), seed=seed)]
+    y = curve(x) + NOISE_STD * torch.randn(x.shape, generator=generator)
+    k = int(0.8 * len(x))
+    tested = torch.linspace(PLACES[0][0], PLACES[-1][1], N_TEST)[:, None]
+    observed = curve(tested) + NOISE_STD * torch.randn(tested.shape, generator=generator)
+    scale_x, scale_y = Scaling.of(x[:k]), Scaling.of(y[:k])
+    train, validation, test = (
+        Split(scale_x(a), scale_y(b)) for a, b in ((x[:k], y[:k]), (x[k:], y[k:]), (tested, observed))
+    )
+    inside = torch.stack([(tested >= low) & (tested <= high) for low, high in PLACES]).any(0)
+    return Curve(Parts(train, validation, test, test.x[:0], "none"), scale_x, scale_y, ~inside[:, 0])
+
+
+@dataclass(frozen=True)
+class BatchNormJob:
+    seed: int
+    study: Study
+
+    @property
+    def name(self) -> str:
+        return f"batchnorm-1d-{self.seed}"
+
+    @property
+    def made_with(self) -> str:
+        return f"{self.recipe} | {N_PER_PLACE} points per place | seed {self.seed}"
+
+    @property
+    def recipe(self) -> Recipe:
+        # The whole study takes seconds; only a toy cuts it short.
+        return RECIPE.at_most(5) if self.study.effort.name == "toy" else RECIPE
+
+    @cached_property
+    def curve(self) -> Curve:
+        return data(self.seed)
+
+    def trained(self) -> nn.Module:
+        model = seeded(network, seed=self.seed)
+        if not self.study.store.load_weights(self.name, self.made_with, model):
+            train(model, self.curve.parts, _loss, self.recipe, seed=self.seed)
+            self.study.store.keep_weights(self.name, self.made_with, model)
+        return model.eval()
+
+    def run(self) -> BatchNormRun:
+        model, split = self.trained(), self.curve.parts.train
+        posterior = lw.fit(model, (split.x, split.y), "regression", structure="full")
+        grid = torch.linspace(*GRID, 281)[:, None]
+        return BatchNormRun(
+            seed=self.seed,
+            weights=N_WEIGHTS,
+            parameters=sum(p.numel() for p in model.parameters()),
+            n_train=len(split),
+            train_x=_list(split.x * self.curve.scale_x.std + self.curve.scale_x.mean),
+            train_y=_list(split.y * self.curve.scale_y.std + self.curve.scale_y.mean),
+            grid=_list(grid),
+            truth=_list(curve(grid)),
+            rows=[self._row(model, posterior, grid, *tuning) for tuning in TUNINGS],
+        )
+
+    def _row(self, model: nn.Module, posterior: lw.Posterior, grid: Tensor, evidence: str, groups: str) -> BatchNormRow:
+        split, test, between = self.curve.parts.train, self.curve.parts.test, self.curve.between
+        chosen = tuned(posterior, model, (split.x, split.y), evidence, groups)
+        p: Any = chosen.predict(test.x)
+        log_prob = p.log_prob(test.y).detach().flatten()
+        noise = float(p.aleatoric.flatten()[0].sqrt())
+        return BatchNormRow(
+            evidence=evidence,
+            groups=groups,
+            precision=typical_precision(chosen),
+            precisions=chosen.prior.precisions.detach().tolist(),
+            noise_std=noise,
+            nll=metrics.nll(log_prob),
+            nll_data=metrics.nll(log_prob[~between]),
+            nll_gap=metrics.nll(log_prob[between]),
+            gap_std=float(p.epistemic.detach().flatten()[between].sqrt().mean()),
+            band=self._band(chosen, grid),
+        )
+
+    def _band(self, posterior: lw.Posterior, grid: Tensor) -> Band:
+        p: Any = posterior.predict(self.curve.scale_x(grid))
+        scale = self.curve.scale_y
+        return Band(mean=_list(p.mean * scale.std + scale.mean), std=_list(p.std[:, None] * scale.std))
+
+
+def _loss(f: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.mse_loss(f, y)
+
+
+def _list(values: Tensor) -> list[float]:
+    return [round(v, 5) for v in values.detach().double().flatten().tolist()]

@@ -1,0 +1,134 @@
+"""Intervals with a guarantee on UCI regressions: scaled by the posterior, and of constant width."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypedDict
+
+from torch import Tensor, nn
+
+import lapwing as lw
+from lapwing_studies.bench.networks import n_parameters
+from lapwing_studies.reproduce import scores, sources
+from lapwing_studies.reproduce.architectures import mlp, seeded
+from lapwing_studies.reproduce.parts import Parts, Split
+from lapwing_studies.reproduce.study import Study, done, timed
+from lapwing_studies.reproduce.training import Recipe, train
+
+LEVEL = 0.9
+LEAST = 9  # held-out rows below which an interval of level 0.9 is infinite
+NAMES = ("boston", "concrete", "energy", "kin8nm", "naval", "power", "protein", "wine", "yacht")
+RECIPE = Recipe(n_epochs=100, learning_rate=3e-3)
+HIDDEN = (50, 50)
+
+
+class Interval(TypedDict):
+    """Of test targets in standard deviations of the training targets: how many are covered, by how long intervals."""
+
+    coverage: float
+    length: float
+
+
+class ConformalRun(TypedDict):
+    data: str
+    seed: int
+    parameters: int
+    structure: str
+    n_train: int
+    n_tuned: int
+    n_calibrated: int
+    n_test: int
+    exact: float
+    seconds: dict[str, float]
+    scaled: Interval
+    constant: Interval
+
+
+class ConformalRecord(TypedDict):
+    study: str
+    effort: str
+    n_seeds: int
+    runs: list[ConformalRun]
+
+
+def run(study: Study) -> ConformalRecord:
+    study.folder.check("uci_regression")
+    jobs = [ConformalJob(name, seed, study) for name in NAMES for seed in study.seeds]
+    return ConformalRecord(study="conformal", effort=study.effort.name, n_seeds=study.n_seeds, runs=done(study, jobs))
+
+
+@dataclass(frozen=True)
+class ConformalJob:
+    data: str
+    seed: int
+    study: Study
+
+    @property
+    def name(self) -> str:
+        return f"{self.data}-{self.seed}"
+
+    @property
+    def made_with(self) -> str:
+        effort = self.study.effort
+        recipe = RECIPE.at_most(effort.n_epochs)
+        return f"MLP {HIDDEN} ReLU | {recipe} | {effort.n_train} rows, {effort.n_test} tested | seed {self.seed}"
+
+    @cached_property
+    def parts(self) -> Parts:
+        return sources.uci_numbers(self.data, self.study.folder, self.seed, self.study.effort)
+
+    def network(self) -> nn.Module:
+        widths = [self.parts.train.x.shape[1], *HIDDEN, 1]
+        model = seeded(lambda: mlp(widths, nn.ReLU), seed=self.seed)
+        if not self.study.store.load_weights(self.name, self.made_with, model):
+            recipe = RECIPE.at_most(self.study.effort.n_epochs)
+            train(model, self.parts, nn.functional.mse_loss, recipe, seed=self.seed)
+            self.study.store.keep_weights(self.name, self.made_with, model)
+        return model.eval()
+
+    def run(self) -> ConformalRun:
+        """Half of the held-out rows tune, the other half calibrates both kinds of interval: nine at least."""
+        parts, n_held_out = self.parts, len(self.parts.validation)
+        n = min(n_held_out // 2, n_held_out - LEAST)
+        tune_on, calibrate_on = (parts.validation.rows(rows) for rows in (slice(n), slice(n, None)))
+        learnt = (parts.train.x, parts.train.y)
+        model, trained = timed(self.network)
+        posterior, fitted = timed(lambda: lw.fit(model, learnt, "regression", progress=False))
+        with warnings.catch_warnings():  # naval has columns that are constant
+            warnings.simplefilter("ignore")
+            held_out = (tune_on.x, tune_on.y)
+            tuned, tuning = timed(lambda: lw.tune(posterior, learnt, validation=held_out, progress=False))
+        made, calibrated = timed(lambda: lw.conformal(tuned, (calibrate_on.x, calibrate_on.y), LEVEL, progress=False))
+        predicted: Any = made.predict(parts.test.x)
+        low, high = (v.detach().double() for v in predicted.interval)
+        seconds = {"train": trained, "fit": fitted, "tune": tuning, "conformal": calibrated}
+        return ConformalRun(
+            data=self.data,
+            seed=self.seed,
+            parameters=n_parameters(model),
+            structure=type(posterior.structure).__name__.lower(),
+            n_train=len(parts.train),
+            n_tuned=len(tune_on),
+            n_calibrated=len(calibrate_on),
+            n_test=len(parts.test),
+            exact=made.coverage,
+            seconds={key: round(value, 3) for key, value in seconds.items()},
+            scaled=_interval(low, high, parts.test.y.double()),
+            constant=_constant_width(model, calibrate_on, parts.test),
+        )
+
+
+def _constant_width(model: nn.Module, held_out: Split, test: Split) -> Interval:
+    """Split conformal prediction without a posterior: f ± the residual of rank ⌈(n + 1) level⌉ of the same rows."""
+    residuals = (scores.outputs(model, held_out.x) - held_out.y.double()).abs().flatten().sort().values
+    half = residuals[math.ceil((len(residuals) + 1) * LEVEL) - 1]
+    f = scores.outputs(model, test.x)
+    return _interval(f - half, f + half, test.y.double())
+
+
+def _interval(low: Tensor, high: Tensor, y: Tensor) -> Interval:
+    covered = ((low <= y) & (y <= high)).double().mean()
+    return Interval(coverage=round(float(covered), 4), length=round(float((high - low).mean()), 4))

@@ -1,0 +1,149 @@
+"""How many iterations conjugate gradients take on the posterior precision of a trained CNN, by preconditioner.
+
+The CNN is trained on images as they come, and on the same with pixels in units up to a thousand apart, where curvature
+differs most along the axes of the layers' inputs. A third training has tanh and average pooling in place of ReLU and
+maxima, stops early, and is looked at under weaker priors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+import lapwing as lw
+from lapwing_studies.bench.networks import one_thread
+from lapwing_studies.reproduce.study import Study
+
+RTOL = 1e-3  # of the error, in the norm of the precision
+PRECONDITIONERS: dict[str, Any] = {
+    "none": None,
+    "Diag()": lw.Diag(),
+    "Kron()": lw.Kron(),
+    "Block()": lw.Block(),
+    "Nystrom(30)": lw.Nystrom(30),
+    "Nystrom(64)": lw.Nystrom(64),
+    "LowRank(30)": lw.LowRank(30),
+    "LowRank(100)": lw.LowRank(100),
+}
+_MOST = 1200
+
+
+class Iterations(TypedDict):
+    inputs: str
+    preconditioner: str
+    precision: float
+    iterations: int | None  # None: more than the most that were tried
+
+
+class PreconditionerRecord(TypedDict):
+    study: str
+    effort: str
+    parameters: int
+    n_train: int
+    rtol: float
+    rows: list[Iterations]
+
+
+@dataclass(frozen=True)
+class Size:
+    n_train: int
+    n_epochs: int
+
+
+@dataclass(frozen=True)
+class Training:
+    """Of which kind of network, on which inputs, under which priors."""
+
+    activation: Callable[[], nn.Module]
+    pooling: Callable[[int], nn.Module]
+    precisions: tuple[float, ...]
+    largest_unit: float = 0.0  # log₁₀
+    early: bool = False  # twice the images, and a third of the epochs
+
+
+TRAININGS = {
+    "as they come": Training(nn.ReLU, nn.MaxPool2d, (10.0, 1.0, 0.1)),
+    "in units a thousand apart": Training(nn.ReLU, nn.MaxPool2d, (10.0, 1.0, 0.1), largest_unit=1.5),
+    "through tanh and averages": Training(nn.Tanh, nn.AvgPool2d, (1.0, 0.1, 0.01, 0.001), early=True),
+}
+SIZES = {"full": Size(500, 300), "quick": Size(200, 100), "toy": Size(20, 2)}
+
+
+def run(study: Study) -> PreconditionerRecord:
+    size = SIZES[study.effort.name]
+    with one_thread():
+        rows = [row for inputs in TRAININGS for row in measured(inputs, size)]
+        p = sum(w.numel() for w in network(TRAININGS["as they come"]).parameters())
+    return PreconditionerRecord(
+        study="preconditioners", effort=study.effort.name, parameters=p, n_train=size.n_train, rtol=RTOL, rows=rows
+    )
+
+
+def network(of: Training) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), of.activation(), of.pooling(2),
+        nn.Conv2d(4, 8, 3, padding=1), of.activation(), of.pooling(2),
+        nn.Flatten(), nn.Linear(32, 10),
+    )  # fmt: skip
+
+
+def trained(inputs: str, size: Size) -> tuple[nn.Module, Tensor, Tensor]:
+    """On scikit-learn's digits; columns of pixels in units from 10^−s to 10^s."""
+    from sklearn.datasets import load_digits
+
+    digits, of = load_digits(), TRAININGS[inputs]
+    n, n_epochs = (2 * size.n_train, size.n_epochs // 3) if of.early else (size.n_train, size.n_epochs)
+    units = torch.logspace(-of.largest_unit, of.largest_unit, 8)
+    x = units * torch.from_numpy(digits.images[:n] / 16.0).float()[:, None]
+    y = torch.from_numpy(digits.target[:n]).long()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = network(of)
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(n_epochs):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimiser.step()
+    return model.double().eval(), x.double(), y
+
+
+def measured(inputs: str, size: Size) -> Iterator[Iterations]:
+    model, x, y = trained(inputs, size)
+
+    def fitted(structure: Any) -> lw.Posterior:
+        return lw.fit(model, (x, y), "classification", structure=structure, progress=False)
+
+    full = fitted("full")
+    near = {name: None if s is None else fitted(s).curvature for name, s in PRECONDITIONERS.items()}
+    for precision in TRAININGS[inputs].precisions:
+        posterior = replace(full, prior=full.with_prior(precision).prior)
+        P, P0 = posterior.precision.to_dense(), posterior.prior.P0
+        truth = posterior.sample(1, torch.Generator().manual_seed(0))[0] - posterior.mean
+        for name, H in near.items():
+            count = iterations(P, truth, None if H is None else H.plus(P0))
+            yield Iterations(inputs=inputs, preconditioner=name, precision=precision, iterations=count)
+
+
+def iterations(P: Tensor, truth: Tensor, M: Any) -> int | None:
+    """Steps until the solution of P x = P x* is within RTOL of x*, in the norm of P."""
+
+    def solve(r: Tensor) -> Tensor:
+        return r if M is None else M.solve(r)
+
+    x, r = torch.zeros_like(truth), P @ truth
+    z = solve(r)
+    p, rz, size = z.clone(), r @ z, truth @ r
+    for k in range(1, _MOST):
+        Pp = P @ p
+        alpha = rz / (p @ Pp)
+        x, r = x + alpha * p, r - alpha * Pp
+        if (truth - x) @ (P @ (truth - x)) <= RTOL**2 * size:
+            return k
+        z = solve(r)
+        rz, before = r @ z, rz
+        p = z + rz / before * p
+    return None

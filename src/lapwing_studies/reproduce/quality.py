@@ -1,0 +1,222 @@
+"""Against temperature scaling and an ensemble of five: networks of tens of thousands of parameters, default arguments.
+
+The training and the test data of a task are the same at every seed; the network and the held-out rows differ, so the
+networks of five seeds are an ensemble.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from time import process_time
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+import lapwing as lw
+from lapwing.errors import InputError
+from lapwing_studies.bench.networks import n_parameters
+from lapwing_studies.reproduce import scores, sources
+from lapwing_studies.reproduce.architectures import seeded
+from lapwing_studies.reproduce.image_networks import staged_resnet
+from lapwing_studies.reproduce.pairs import Pair, transformer
+from lapwing_studies.reproduce.pairs import texts as texts_of
+from lapwing_studies.reproduce.parts import Parts, Split, shuffled
+from lapwing_studies.reproduce.study import Study, done
+from lapwing_studies.reproduce.training import Recipe, train
+
+N_HELD_OUT = 1_000
+_ENSEMBLE = "ensemble"
+
+
+class QualityRun(TypedDict):
+    """One task at one seed; CPU seconds, those of training by one epoch of it."""
+
+    task: str
+    data: str
+    network: str
+    seed: int
+    parameters: int
+    structure: str
+    n_train: int
+    n_test: int
+    seconds: dict[str, float]
+    nll: dict[str, float]
+    accuracy: dict[str, float]
+    chosen: str
+
+
+class EnsembleRun(TypedDict):
+    task: str
+    n_networks: int
+    nll: float
+    accuracy: float
+
+
+class QualityRecord(TypedDict):
+    study: str
+    effort: str
+    n_seeds: int
+    runs: list[QualityRun]
+    ensembles: list[EnsembleRun]
+
+
+def run(study: Study) -> QualityRecord:
+    """Every task whose data are there, at every seed; then the ensembles of the networks of all seeds."""
+    tasks = [task for task in TASKS if all(map(study.folder.holds, task.files))]
+    if not tasks:
+        raise InputError("quality: no data. Name the folder that holds them: --data FOLDER.")
+    runs = done(study, [QualityJob(task, seed, study) for task in tasks for seed in study.seeds])
+    ensembles = done(study, [EnsembleJob(task, study) for task in tasks])
+    return QualityRecord(
+        study="quality", effort=study.effort.name, n_seeds=study.n_seeds, runs=runs, ensembles=ensembles
+    )
+
+
+@dataclass(frozen=True)
+class QualityJob:
+    task: Pair
+    seed: int
+    study: Study
+
+    @property
+    def name(self) -> str:
+        return f"{self.task.name}-{self.seed}"
+
+    @property
+    def made_with(self) -> str:
+        effort = self.task.learnt_with(self.study.effort)
+        return f"{self.task.words} | {self.recipe} | {effort.n_train} rows | seed {self.seed}"
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.task.recipe.at_most(self.study.effort.n_epochs)
+
+    @cached_property
+    def parts(self) -> Parts:
+        """A thousand of the rows that are held out, other ones at every seed."""
+        effort = replace(self.task.learnt_with(self.study.effort), n_test=2 * self.study.effort.n_test)
+        parts = self.task.source(self.study.folder, 0, effort)
+        rows = shuffled(len(parts.validation), seed=self.seed)[:N_HELD_OUT]
+        return replace(parts, validation=parts.validation.rows(rows))
+
+    def network(self) -> nn.Module:
+        model = seeded(lambda: self.task.network(self.parts), seed=self.seed)
+        if not self.study.store.load_weights(self.name, self.made_with, model):
+            train(model, self.parts, nn.functional.cross_entropy, self.recipe, seed=self.seed)
+            self.study.store.keep_weights(self.name, self.made_with, model)
+        return model.eval()
+
+    def run(self) -> QualityRun:
+        parts, model = self.parts, self.network()
+        learnt, held_out = ((p.x, p.y) for p in (parts.train, parts.validation))
+        posterior, fitted = _cpu(lambda: lw.fit(model, learnt, "classification", progress=False))
+        tuned, tuning = _cpu(lambda: lw.tune(posterior, learnt, validation=held_out, progress=False))
+        predicted, predicting = _cpu(lambda: _log_probs(tuned, parts.test.x))
+        seconds = {"train": self._training(), "fit": fitted, "tune": tuning, "predict": predicting}
+        f = scores.outputs(model, parts.test.x)
+        ways = {
+            "MAP": f.log_softmax(-1),
+            "temperature": (f / scores.best_temperature(model, parts.validation)).log_softmax(-1),
+            "Lapwing": predicted,
+        }
+        return QualityRun(
+            task=self.task.name,
+            data=self.task.inside,
+            network=self.task.words,
+            seed=self.seed,
+            parameters=n_parameters(model),
+            structure=type(posterior.structure).__name__.lower(),
+            n_train=len(parts.train),
+            n_test=len(parts.test),
+            seconds={key: round(value, 3) for key, value in seconds.items()},
+            nll={way: _nll(log_p, parts.test) for way, log_p in ways.items()},
+            accuracy={way: _accuracy(log_p, parts.test) for way, log_p in ways.items()},
+            chosen=tuned.history[-1].note,
+        )
+
+    def _training(self) -> float:
+        """One epoch of a fresh network, times the number of epochs."""
+        fresh = seeded(lambda: self.task.network(self.parts), seed=self.seed)
+        one = replace(self.recipe, n_epochs=1)
+        _, seconds = _cpu(lambda: train(fresh, self.parts, nn.functional.cross_entropy, one, seed=self.seed))
+        return seconds * self.recipe.n_epochs
+
+
+@dataclass(frozen=True)
+class EnsembleJob:
+    """The mean of the probabilities of the networks of all seeds."""
+
+    task: Pair
+    study: Study
+
+    @property
+    def name(self) -> str:
+        return f"{self.task.name}-{_ENSEMBLE}"
+
+    @property
+    def made_with(self) -> str:
+        return " + ".join(job.made_with for job in self._members)
+
+    @property
+    def _members(self) -> list[QualityJob]:
+        return [QualityJob(self.task, seed, self.study) for seed in self.study.seeds]
+
+    def run(self) -> EnsembleRun:
+        test = self._members[0].parts.test
+        each = torch.stack([scores.outputs(job.network(), test.x).log_softmax(-1) for job in self._members])
+        log_p = each.logsumexp(0) - math.log(len(each))
+        nll, accuracy = _nll(log_p, test), _accuracy(log_p, test)
+        return EnsembleRun(task=self.task.name, n_networks=len(each), nll=nll, accuracy=accuracy)
+
+
+def _cpu(work: Callable[[], Any]) -> tuple[Any, float]:
+    start = process_time()
+    return work(), process_time() - start
+
+
+def _log_probs(posterior: lw.Posterior, x: Tensor) -> Tensor:
+    predictions: list[Any] = [posterior.predict(chunk) for chunk in x.split(scores.CHUNK)]
+    return torch.cat([p.probs.detach().double() for p in predictions]).log()
+
+
+def _nll(log_p: Tensor, test: Split) -> float:
+    return float(nn.functional.nll_loss(log_p, test.y))
+
+
+def _accuracy(log_p: Tensor, test: Split) -> float:
+    return float((log_p.argmax(-1) == test.y).double().mean())
+
+
+# --- the tasks ------------------------------------------------------------------------------------------------
+
+
+def _resnet(side: int, n_channels: int, parts: Parts) -> nn.Module:
+    return staged_resnet(side, (16, 32, 64), n_channels)
+
+
+_IMAGES = Recipe(n_epochs=12, learning_rate=2e-3)
+_WORDS = Recipe(n_epochs=6, learning_rate=1e-3)
+_TEXTS = ("ag_news_test", "sst2")
+
+TASKS = (
+    Pair(
+        "fashion-mnist", "Fashion-MNIST", "MNIST", partial(sources.grey_images, "fashion_mnist", "mnist"),
+        partial(_resnet, 28, 1), "ResNet, BatchNorm", _IMAGES, ("mnist", "fashion_mnist"), 10,
+    ),
+    Pair(
+        "cifar-10", "CIFAR-10", "SVHN", sources.colour_images, partial(_resnet, 32, 3), "ResNet, BatchNorm",
+        _IMAGES, ("cifar10_train_a", "cifar10_test", "svhn_test_crops_10k"), 10,
+    ),
+    Pair(
+        "ag-news", "AG News", "SST-2", partial(texts_of, "AG News", "SST-2"), transformer, "transformer", _WORDS,
+        _TEXTS, 4,
+    ),
+    Pair(
+        "sst2", "SST-2", "AG News", partial(texts_of, "SST-2", "AG News"), transformer, "transformer", _WORDS,
+        _TEXTS, 4,
+    ),
+)  # fmt: skip

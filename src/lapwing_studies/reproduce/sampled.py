@@ -1,0 +1,269 @@
+"""A batch-normed ResNet on Fashion-MNIST: the full GGN by sampling-based EM against cheaper posteriors.
+
+After Antorán et al. (2023), whose networks and data are larger. Scores are marginal (NLL, calibration, alarm) and
+joint: ten labels of two inputs, split between them at random, as Osband et al. (2022) score dyads of inputs.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+import lapwing as lw
+from lapwing_studies.reproduce import scores, sources
+from lapwing_studies.reproduce.architectures import seeded
+from lapwing_studies.reproduce.effort import Effort
+from lapwing_studies.reproduce.image_networks import staged_resnet
+from lapwing_studies.reproduce.parts import Parts
+from lapwing_studies.reproduce.scores import Score
+from lapwing_studies.reproduce.study import Study, done, timed
+from lapwing_studies.reproduce.training import Recipe, train
+
+N_LABELS, N_DYADS, N_DRAWS = 10, 500, 64
+SAMPLES = "full GGN, samples"
+STRUCTURES: dict[str, dict[str, Any]] = {
+    "last layer": {"params": "last_layer", "structure": "full"},
+    "diagonal": {"structure": "diag"},
+    "Kronecker": {"structure": "kron"},
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of the data, and how much EM may do with it."""
+
+    n_train: int
+    n_test: int
+    n_epochs: int
+    n_samples: int
+    max_steps: int  # of EM in one round; how far a round came is kept
+    n_rounds: int = 1
+    widths: tuple[int, int, int] = (16, 32, 80)  # of the network
+
+    @property
+    def em(self) -> lw.EM:
+        return lw.EM(n_samples=self.n_samples, max_steps=self.max_steps, rtol=0.05)
+
+    @property
+    def effort(self) -> Effort:
+        return Effort("sampled", self.n_train, self.n_test, self.n_epochs, 1)
+
+
+SIZES = {
+    "full": Size(10_000, 2_000, 15, 8, 2),
+    "quick": Size(500, 400, 15, 8, 3),
+    "toy": Size(24, 20, 1, 2, 1, 2, (2, 4, 4)),
+}
+
+
+class SampledRow(TypedDict):
+    score: Score
+    joint_nll: float  # of a dyad's ten labels, nats
+    seconds: float  # to fit and tune
+
+
+class EmPath(TypedDict):
+    """Of each step: total effective dimension, change of a log precision, residual of the samples' equations."""
+
+    effective_dimension: list[float]
+    change: list[float]
+    residual: list[float]
+    products: list[int]  # of all samples at once that a step took
+
+
+class Tuned(TypedDict):
+    """What is kept of a posterior: its scores, and where its precisions stand."""
+
+    row: SampledRow
+    precisions: list[float]
+    path: EmPath
+
+
+NO_PATH = EmPath(effective_dimension=[], change=[], residual=[], products=[])
+
+
+class SampledRun(TypedDict):
+    seed: int
+    data: str
+    outside: str
+    parameters: int
+    groups: int
+    n_train: int
+    n_test: int
+    n_samples: int
+    rows: list[SampledRow]
+    path: EmPath
+
+
+class SampledRecord(TypedDict):
+    study: str
+    effort: str
+    n_seeds: int
+    runs: list[SampledRun]
+
+
+def run(study: Study) -> SampledRecord:
+    jobs = [SampledJob(seed, study) for seed in study.seeds]
+    return SampledRecord(
+        study="sampled-laplace", effort=study.effort.name, n_seeds=study.n_seeds, runs=done(study, jobs)
+    )
+
+
+@dataclass(frozen=True)
+class SampledJob:
+    seed: int
+    study: Study
+
+    @property
+    def name(self) -> str:
+        return f"sampled-laplace-{self.data_name}-{self.study.effort.name}-{self.seed}"
+
+    @property
+    def data_name(self) -> str:
+        both = self.study.folder.holds("fashion_mnist") and self.study.folder.holds("mnist")
+        return "fashion_mnist" if both else "digits"
+
+    @property
+    def size(self) -> Size:
+        return SIZES[self.study.effort.name]
+
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(n_epochs=self.size.n_epochs, learning_rate=3e-3)
+
+    @property
+    def trained_with(self) -> str:
+        size = self.size
+        data = f"{size.n_train} to train, {size.n_test} to test"
+        return f"{self.recipe} | {data} | {size.widths} | {N_DYADS} dyads | seed {self.seed}"
+
+    @property
+    def sampled_with(self) -> str:
+        return f"{self.trained_with} | {self.size.em}"
+
+    @property
+    def made_with(self) -> str:
+        return f"{self.sampled_with} | {self.size.n_rounds} rounds"
+
+    @cached_property
+    def parts(self) -> Parts:
+        if self.data_name == "digits":
+            return sources.digits(self.study.folder, self.seed, self.size.effort)
+        return sources.small_grey_images("fashion_mnist", "mnist", self.study.folder, self.seed, self.size.effort)
+
+    def trained(self) -> nn.Module:
+        model = seeded(lambda: staged_resnet(self.parts.train.x.shape[-1], self.size.widths), seed=self.seed)
+        if not self.study.store.load_weights(self.name, self.trained_with, model):
+            train(model, self.parts, nn.functional.cross_entropy, self.recipe, seed=self.seed)
+            self.study.store.keep_weights(self.name, self.trained_with, model)
+        return model.eval()
+
+    def run(self) -> SampledRun:
+        model = self.trained()
+        cheaper = [self._structured(model, method) for method in STRUCTURES]
+        sampled = self._by_samples(model, cheaper[-1]["precisions"])
+        return SampledRun(
+            seed=self.seed,
+            data=self.data_name,
+            outside=self.parts.outside_is,
+            parameters=sum(p.numel() for p in model.parameters()),
+            groups=len(sampled["precisions"]),
+            n_train=len(self.parts.train),
+            n_test=len(self.parts.test),
+            n_samples=self.size.n_samples,
+            rows=[self._network(model), *(tuned["row"] for tuned in cheaper), sampled["row"]],
+            path=sampled["path"],
+        )
+
+    @property
+    def _data(self) -> tuple[Tensor, Tensor]:
+        return self.parts.train.x, self.parts.train.y
+
+    def _structured(self, model: nn.Module, method: str) -> Tuned:
+        """Tuned by the evidence, on the training data alone."""
+        if (kept := self._kept(method, self.trained_with)) is None:
+            fitted, first = timed(partial(lw.fit, model, self._data, "classification", **STRUCTURES[method]))
+            tuned, second = timed(partial(lw.tune, fitted, self._data, progress=False))
+            kept = Tuned(row=self._row(method, tuned, first + second), precisions=_precisions(tuned), path=NO_PATH)
+            self._keep(method, self.trained_with, kept)
+        return kept
+
+    def _kept(self, method: str, made_with: str) -> Tuned | None:
+        """Each posterior is kept when it is done: a study that was stopped goes on behind the last of them."""
+        return None if self.study.again else self.study.store.record(self._named(method), made_with)
+
+    def _keep(self, method: str, made_with: str, tuned: Tuned) -> None:
+        self.study.store.keep_record(self._named(method), made_with, tuned)
+
+    def _named(self, method: str) -> str:
+        return f"{self.name}-{method.replace(' ', '-')}"
+
+    def _by_samples(self, model: nn.Module, precisions: list[float]) -> Tuned:
+        """EM from the precisions of the cheaper structure: from a common one it needs several steps more."""
+        options: dict[str, Any] = {"structure": lw.MatrixFree(preconditioner=None)}
+        options["prior"] = lw.prior(model, groups="normalised")
+        posterior, seconds = timed(partial(lw.fit, model, self._data, "classification", **options))
+        found = Tuned(row=self._network(model), precisions=precisions, path=NO_PATH)
+        found["row"]["seconds"] = seconds
+        for number in range(self.size.n_rounds):
+            name = f"{SAMPLES}-{number}"
+            if (kept := self._kept(name, self.sampled_with)) is None:
+                start = _at(posterior, found["precisions"])
+                posterior, seconds = timed(partial(self._stepped, start))
+                row = self._row(SAMPLES, lw.sampled(posterior), found["row"]["seconds"] + seconds)
+                path = _path(posterior.history[len(start.history) :], found["path"])
+                kept = Tuned(row=row, precisions=_precisions(posterior), path=path)
+                self._keep(name, self.sampled_with, kept)
+            found = kept
+        return found
+
+    def _stepped(self, start: lw.Posterior) -> lw.Posterior:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the number of steps is part of the study's size
+            return lw.tune(start, self._data, by=self.size.em)
+
+    def _network(self, model: nn.Module) -> SampledRow:
+        score = scores.map_classes(model, self.parts).score("network", self.parts.test.y)
+        return SampledRow(score=score, joint_nll=self._joint(scores.outputs(model, self.parts.test.x)[None]), seconds=0)
+
+    def _row(self, method: str, posterior: lw.Posterior, seconds: float) -> SampledRow:
+        score = scores.of_posterior(posterior, self.parts, classes=True).score(method, self.parts.test.y)
+        draw = posterior.functions(N_DRAWS, torch.Generator().manual_seed(self.seed))
+        f = torch.cat([draw(x).detach().double() for x in self.parts.test.x.split(scores.CHUNK)], 1)
+        return SampledRow(score=score, joint_nll=self._joint(f), seconds=seconds)
+
+    def _joint(self, f: Tensor) -> float:
+        """−log 1/S Σ_s Π_i p(y_i | f_s(x_i)) over the labels of a dyad, mean over dyads; f (S, N, C)."""
+        generator = torch.Generator().manual_seed(self.seed)
+        dyads = torch.randint(len(self.parts.test), (N_DYADS, 2), generator=generator)
+        which = torch.randint(2, (N_DYADS, N_LABELS), generator=generator)
+        rows = dyads.gather(1, which)
+        observed = f.log_softmax(-1)[:, torch.arange(f.shape[1]), self.parts.test.y]
+        joint = observed[:, rows].sum(-1).logsumexp(0) - math.log(len(f))
+        return -float(joint.mean())
+
+
+def _at(posterior: lw.Posterior, precisions: list[float]) -> lw.Posterior:
+    return posterior.with_prior(posterior.prior.with_precisions(torch.tensor(precisions, dtype=torch.float64)))
+
+
+def _precisions(tuned: lw.Posterior) -> list[float]:
+    return tuned.prior.precisions.tolist()
+
+
+def _path(steps: Sequence[Any], before: EmPath) -> EmPath:
+    """Those of this round behind those of the rounds before, whose last step it begins with again."""
+    steps = steps[1:] if before["change"] else steps
+    return EmPath(
+        effective_dimension=before["effective_dimension"] + [sum(step.effective_dimension) for step in steps],
+        change=before["change"] + [step.change for step in steps],
+        residual=before["residual"] + [step.residual for step in steps],
+        products=before["products"] + [step.n_products for step in steps],
+    )

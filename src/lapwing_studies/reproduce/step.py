@@ -1,0 +1,155 @@
+"""A step function with two weights: the exact posterior predictive against MAP, BNN and GLM.
+
+f(x) = 5 tanh(w x + b), Bernoulli, w and b ~ N(0, 1). After figure 3 of Immer, Korzepa and Bauer (2021); points and
+prior are our own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+import lapwing as lw
+from lapwing_studies.reproduce.study import Study, done
+
+X = (-2.0, -1.5, -1.0, 1.0, 1.5, 2.0)
+Y = (0.0, 0.0, 0.0, 1.0, 1.0, 1.0)
+SHOWN = (0.5, 1.0, 2.0, 4.0)
+REACH, N_GRID = 8.0, 801  # of the exact posterior: prior standard deviations each way, and points per weight
+N_SAMPLES = 4000
+
+
+class StepRun(TypedDict):
+    """p(y = 1 | x) by every method; `negative`: the posterior probability of w < 0, exact and by Laplace."""
+
+    x: list[float]
+    curves: dict[str, list[float]]
+    at: list[float]
+    values: dict[str, list[float]]
+    negative: dict[str, float]
+    log_evidence: dict[str, float]
+    w: list[float]
+    weight_density: dict[str, list[float]]
+
+
+class StepRecord(TypedDict):
+    study: str
+    effort: str
+    n_seeds: int
+    runs: list[StepRun]
+
+
+def run(study: Study) -> StepRecord:
+    return StepRecord(study="step", effort=study.effort.name, n_seeds=1, runs=done(study, [StepJob()]))
+
+
+class Step(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.b = (nn.Parameter(torch.tensor(v, dtype=torch.float64)) for v in (0.5, 0.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 5 * torch.tanh(self.w * x + self.b)
+
+
+def data() -> tuple[Tensor, Tensor]:
+    return torch.tensor(X, dtype=torch.float64)[:, None], torch.tensor(Y, dtype=torch.float64)[:, None]
+
+
+def trained() -> Step:
+    """The mode of the posterior under w, b ~ N(0, 1)."""
+    model, (x, y) = Step(), data()
+    optimiser = torch.optim.LBFGS(
+        model.parameters(), max_iter=500, tolerance_grad=1e-10, tolerance_change=0, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        loss = nn.functional.binary_cross_entropy_with_logits(model(x), y, reduction="sum")
+        loss = loss + 0.5 * (model.w.square() + model.b.square())
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    model.zero_grad(set_to_none=True)
+    return model
+
+
+@dataclass(frozen=True)
+class Exact:
+    """The posterior on a grid of (w, b), normalised."""
+
+    w: Tensor
+    b: Tensor
+    probability: Tensor
+    log_evidence: float
+
+    @classmethod
+    def of(cls, n: int = N_GRID) -> Exact:
+        axis = torch.linspace(-REACH, REACH, n, dtype=torch.float64)
+        w, b = torch.meshgrid(axis, axis, indexing="ij")
+        log_joint = -0.5 * (w.square() + b.square()) - torch.log(torch.tensor(2 * torch.pi))
+        for x, y in zip(X, Y, strict=True):
+            log_joint = log_joint + nn.functional.logsigmoid((2 * y - 1) * 5 * torch.tanh(w * x + b))
+        total = torch.logsumexp(log_joint.flatten(), 0)
+        cell = float(axis[1] - axis[0]) ** 2
+        return cls(w, b, (log_joint - total).exp(), float(total + torch.log(torch.tensor(cell))))
+
+    def predict(self, x: Tensor) -> Tensor:
+        """∫ σ(f(x; w, b)) p(w, b | D)."""
+        found = [(self.probability * torch.sigmoid(5 * torch.tanh(self.w * v + self.b))).sum() for v in x.flatten()]
+        return torch.stack(found)
+
+    @property
+    def negative(self) -> float:
+        return float(self.probability[self.w < 0].sum())
+
+
+@dataclass(frozen=True)
+class StepJob:
+    name: str = "step"
+
+    @property
+    def made_with(self) -> str:
+        return f"{X} | {Y} | prior 1 | {N_GRID} | {N_SAMPLES} samples"
+
+    def run(self) -> StepRun:
+        model, exact = trained(), Exact.of()
+        posterior = lw.fit(model, data(), "binary", structure="full", prior=1.0, progress=False)
+        grid = torch.linspace(-4, 4, 161, dtype=torch.float64)[:, None]
+        shown = torch.tensor(SHOWN, dtype=torch.float64)[:, None]
+        w = exact.w[:, 0]
+        mean, variance = posterior.mean[0], posterior.marginal_variance()[0]
+        laplace = torch.distributions.Normal(mean, variance.sqrt())
+        marginal = exact.probability.sum(1) / (w[1] - w[0])
+        near = (w >= -1.5) & (w <= 3.5)
+        return StepRun(
+            x=_list(grid),
+            curves=predictions(model, posterior, exact, grid),
+            at=list(SHOWN),
+            values=predictions(model, posterior, exact, shown),
+            negative={"exact": exact.negative, "Laplace": float(laplace.cdf(torch.zeros_like(mean)))},
+            log_evidence={"exact": exact.log_evidence, "Laplace": float(posterior.log_evidence())},
+            w=_list(w[near]),
+            weight_density={"exact": _list(marginal[near]), "Laplace": _list(laplace.log_prob(w[near]).exp())},
+        )
+
+
+def predictions(model: nn.Module, posterior: lw.Posterior, exact: Exact, x: Tensor) -> dict[str, list[float]]:
+    sampled: Any = posterior.predict(x, predictive="bnn", n_samples=N_SAMPLES)
+    linearised: Any = posterior.predict(x, link="quadrature")
+    with torch.no_grad():
+        network = torch.sigmoid(model(x))
+    return {
+        "exact": _list(exact.predict(x)),
+        "MAP": _list(network),
+        "BNN": _list(sampled.probs),
+        "GLM": _list(linearised.probs),
+    }
+
+
+def _list(values: Tensor) -> list[float]:
+    return [round(v, 6) for v in values.detach().double().flatten().tolist()]

@@ -1,0 +1,71 @@
+"""What every study has: data, a store, an effort, and a list of jobs each of which is done once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+from warnings import WarningMessage
+
+from tqdm.auto import tqdm
+
+from lapwing_studies.bench.networks import one_thread
+from lapwing_studies.reproduce.effort import Effort
+from lapwing_studies.reproduce.folder import DataFolder
+from lapwing_studies.reproduce.store import Store
+
+
+@dataclass(frozen=True)
+class Study:
+    """`again` makes every record anew; trained weights are kept all the same."""
+
+    folder: DataFolder
+    store: Store
+    effort: Effort
+    n_seeds: int
+    again: bool = False
+
+    @property
+    def seeds(self) -> range:
+        return range(self.n_seeds)
+
+
+class Job(Protocol):
+    """One (network, seed): a name for its files, what it is made with, and the work."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def made_with(self) -> str: ...
+    def run(self) -> Any: ...
+
+
+def done(study: Study, jobs: Sequence[Job]) -> list[Any]:
+    """The records of all jobs, in order; those in the store are taken from there."""
+    records = []
+    with one_thread(), tqdm(total=len(jobs), bar_format="{desc:<34} {bar} {n_fmt}/{total_fmt} [{elapsed}]") as bar:
+        for job in jobs:
+            bar.set_description_str(job.name)
+            records.append(_record(study, job))
+            bar.update(1)
+        bar.set_description_str("done")
+    return records
+
+
+def _record(study: Study, job: Job) -> Any:
+    kept = None if study.again else study.store.record(job.name, job.made_with)
+    if kept is None:
+        kept = job.run()
+        study.store.keep_record(job.name, job.made_with, kept)
+    return kept
+
+
+def timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    start = time.perf_counter()
+    return work(), time.perf_counter() - start
+
+
+def told(caught: Sequence[WarningMessage]) -> list[str]:
+    """What was warned of, once each; what packages tell their developers is left out."""
+    return sorted({str(w.message) for w in caught if w.category is UserWarning})
