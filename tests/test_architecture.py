@@ -30,7 +30,6 @@ ORDER = [
     "subnetwork",
     "predictive",
     "planning",
-    "words",
     "posterior",
     "tuning",
     "refinement",
@@ -38,6 +37,7 @@ ORDER = [
     "storage",
     "api",
     "cli",
+    "bench",
 ]
 LINE = {module: line for line, module in enumerate(ORDER)}
 

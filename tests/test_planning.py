@@ -15,7 +15,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import lapwing as lw
-from lapwing.cli import app
+from lapwing.cli.app import app
 from lapwing.planning import choice
 from lapwing.planning.ledger import Ledger
 from lapwing.planning.survey import Survey

@@ -8,4 +8,4 @@ from lapwing.errors import MissingExtraError
 
 for _package in ("matplotlib", "jinja2"):
     if find_spec(_package) is None:
-        raise MissingExtraError(_package, "report")
+        raise MissingExtraError(_package, "studies")

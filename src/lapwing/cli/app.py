@@ -1,0 +1,222 @@
+"""The command line: arguments → the front door, records → terminal and files."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from typer.core import TyperGroup
+
+from lapwing import __version__
+from lapwing.cli.reproduce import TableName
+from lapwing.cli.show import show_bench, show_bench_row, show_demo, show_job, show_jobs
+from lapwing.errors import InputError, LapwingError, MissingExtraError
+
+
+class InWords(TyperGroup):
+    """An error Lapwing raised on purpose is printed in words, without a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except LapwingError as error:
+            Console(stderr=True).print(f"[bold red]{type(error).__name__}:[/]", escape(str(error)), soft_wrap=True)
+            raise typer.Exit(1) from error
+
+
+app = typer.Typer(
+    name="lapwing",
+    cls=InWords,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print the record as JSON, for machines.")]
+
+
+class SizeName(str, Enum):
+    demo = "demo"
+    toy = "toy"
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lapwing {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def lapwing(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Error bars for a trained network."""
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for report.html and record.json.")] = Path("lapwing-report"),
+    seed: Annotated[int, typer.Option(help="Seed of data, networks and draws.")] = 0,
+    size: Annotated[SizeName, typer.Option(help="How much work; toy proves nothing.")] = SizeName.demo,
+    picture: Annotated[Path | None, typer.Option(help="Also write one PNG that shows the demo in a glance.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Train three small networks, give them error bars, and write a report you can open in a browser."""
+    _need("demo", matplotlib="matplotlib", jinja2="jinja2", sklearn="scikit-learn", PIL="pillow")
+    from lapwing_studies.bench.sizes import DEMO, TOY
+    from lapwing_studies.demo import run as task
+    from lapwing_studies.report.page import write_page
+    from lapwing_studies.report.picture import write_picture
+
+    record = task.run(seed=seed, size={SizeName.demo: DEMO, SizeName.toy: TOY}[size])
+    page = write_page(record, out / "report.html")
+    _save(record, out / "record.json")
+    if picture is not None:
+        write_picture(record, picture)
+    if as_json:
+        typer.echo(json.dumps(record))
+    else:
+        show_demo(record, page)
+
+
+@app.command()
+def bench(
+    workload: Annotated[
+        str | None, typer.Option(help="One workload, W1 to W6 or W5-mha, all when left out; or jobs, whole ones.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder for bench.json or jobs.json; rows measured again replace the old ones.")
+    ] = Path("bench-results"),
+    chart: Annotated[
+        Path | None, typer.Option(help="Measure nothing: draw what is saved as SVG or PNG, print it as Markdown.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Of jobs: folder of data sets.")] = None,
+    only: Annotated[str | None, typer.Option(help="Of jobs: one job, such as fashion-resnet.")] = None,
+    limit: Annotated[float, typer.Option(help="Of jobs: CPU seconds each may take.")] = 900.0,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Of jobs: measure nothing, print what is saved as Markdown.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure fits, predictions and tuning in units of the network's own passes, each case in its own process."""
+    if workload is not None and workload.lower() == "jobs":
+        _bench_jobs(out / "jobs.json", data, only, limit, markdown=markdown, as_json=as_json)
+        return
+    if data is not None or only is not None or markdown:
+        raise InputError("--data, --only and --markdown belong to whole jobs: add --workload jobs.")
+    if chart is not None:
+        _draw_bench(out, chart)
+        return
+    from lapwing_studies.bench import runner
+
+    rows, path = [], out / "bench.json"
+    for row in runner.run(workload):
+        rows.append(row)
+        _save({"rows": runner.merged(_saved_rows(path), [row])}, path)  # what is measured stays, if the rest is stopped
+        if not as_json:
+            show_bench_row(row)
+    if as_json:
+        typer.echo(json.dumps({"rows": rows}))
+    else:
+        show_bench(rows, path)
+
+
+def _bench_jobs(
+    path: Path, data: Path | None, only: str | None, limit: float, *, markdown: bool, as_json: bool
+) -> None:
+    from lapwing_studies.bench.jobs import runner
+    from lapwing_studies.report import jobs
+
+    if markdown:
+        saved = _saved_rows(path)
+        if not saved:
+            raise InputError(f"{path} holds no measurements. Run `lapwing bench --workload jobs` first.")
+        typer.echo(jobs.markdown(saved))
+        return
+    records = []
+    for record in runner.run(only, data=data, limit=limit):
+        records.append(record)
+        _save({"rows": runner.merged(_saved_rows(path), [record])}, path)
+        if not as_json:
+            show_job(record)
+    if as_json:
+        typer.echo(json.dumps({"rows": records}))
+    else:
+        show_jobs(records, path)
+
+
+def _draw_bench(out: Path, chart: Path) -> None:
+    _need("studies", matplotlib="matplotlib")
+    from lapwing_studies.report.benchmarks import markdown, write_chart
+
+    rows, peers = _saved_rows(out / "bench.json"), _saved_rows(out / "peers.json")
+    if not rows:
+        raise InputError(f"{out / 'bench.json'} holds no measurements. Run `lapwing bench --out {out}` first.")
+    write_chart(rows, peers, chart)
+    typer.echo(markdown(rows, peers))
+
+
+def _saved_rows(path: Path) -> list[Any]:
+    return json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+
+
+@app.command()
+def plan(
+    target: Annotated[
+        str | None, typer.Argument(help="package.module:function that returns (model, data, likelihood).")
+    ] = None,
+    workload: Annotated[str | None, typer.Option(help="One of the benchmark's networks instead, such as W3.")] = None,
+    memory: Annotated[str | None, typer.Option(help='A budget such as "4GB".')] = None,
+    as_json: Json = False,
+) -> None:
+    """What each structure would cost in memory and passes, and what `auto` takes and why."""
+    from lapwing.cli.plan import planned
+
+    found = planned(target, workload, memory)
+    typer.echo(json.dumps(found.record()) if as_json else str(found))
+
+
+@app.command()
+def reproduce(
+    table: Annotated[TableName, typer.Argument(help="Which study.")],
+    data: Annotated[Path | None, typer.Option(help="Folder of data sets; without it scikit-learn's own serve.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for records, trained weights and the page.")] = Path(
+        "reproduce-results"
+    ),
+    quick: Annotated[bool, typer.Option("--quick", help="Little data, one seed: proves nothing.")] = False,
+    seeds: Annotated[int | None, typer.Option(help="Number of seeds, three unless given.")] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Fit and score again; kept networks are not retrained.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Run an experiment on real data and print its table; what is done already is not done again."""
+    _need("demo", matplotlib="matplotlib", jinja2="jinja2", sklearn="scikit-learn", PIL="pillow")
+    from lapwing.cli.reproduce import Asked, reproduced, show_study
+
+    record, page, path = reproduced(Asked(table, data, out, quick, seeds, again))
+    if as_json:
+        typer.echo(json.dumps(record))
+    else:
+        show_study(page, path)
+
+
+def _need(extra: str, **packages: str) -> None:
+    """Refuse before any work starts: training for a minute and then missing a package is no way to treat people."""
+    for module, package in packages.items():
+        if find_spec(module) is None:
+            raise MissingExtraError(package, extra)
+
+
+def _save(record: Any, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, allow_nan=False) + "\n", encoding="utf-8")
+    return path
