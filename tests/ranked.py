@@ -383,7 +383,7 @@ def an_error_on_one_rank_is_everyones() -> None:
     _assert_raises(expected, words, lambda: lw.fit(model, shard(bad, Y), likelihood, structure="diag"))
     posterior = lw.fit(model, shard(X, Y), likelihood, structure="diag")  # and the group is as good as before
     assert posterior.n_data == len(X)
-    dense = lw.EM(solver=lw.Dense())
+    dense = lw.EM(solver=lw.Cholesky())
     _assert_raises(lw.StructureError, "one process", lambda: lw.tune(posterior, shard(X, Y), by=dense))
     nobody = [0] * (dist.get_world_size() + 1)
     _assert_raises(lw.InputError, "on any rank", lambda: lw.fit(model, shard(X, Y, nobody), likelihood))

@@ -80,7 +80,7 @@ SOLVERS = {
     "direct": (None, 1e-9),
     "cg": (lw.CG(rtol=1e-9), 1e-6),
     "sgd": (lw.SGD(epochs=40), 5e-2),
-    "dense": (lw.Dense(), 1e-9),
+    "dense": (lw.Cholesky(), 1e-9),
 }
 PROBLEMS = {
     "primal": (lambda: regression(50), "regression", "full", {}),
@@ -119,12 +119,12 @@ def in_batches(data: tuple[Tensor, Tensor]) -> list[tuple[Tensor, Tensor]]:
     return list(zip(data[0].split(30), data[1].split(30), strict=True))
 
 
-@pytest.mark.parametrize("solver", [lw.SGD(), lw.Dense()], ids=["sgd", "dense"])
+@pytest.mark.parametrize("solver", [lw.SGD(), lw.Cholesky()], ids=["sgd", "dense"])
 def test_what_sees_one_process_is_refused_in_several(solver: Any, monkeypatch: pytest.MonkeyPatch):
     model, data = regression()
     posterior = lw.fit(model, data, "regression", structure="diag")
     front = import_module("lapwing.api.tune")
-    monkeypatch.setattr(front.ranks, "many", lambda: True)
+    monkeypatch.setattr(front.distributed, "many", lambda: True)
     with pytest.raises(lw.StructureError, match=f"{type(solver).__name__}.* one process"):
         front._Choice(True, front._curvature("network"), False).check_em(posterior, lw.EM(solver=solver), None)
 
@@ -427,7 +427,7 @@ def test_predictions_from_samples():
     f, J = oracle.jacobian_batch(model, x)
     zeta = tuned.draws.zeta
     q = torch.einsum("nkp,sp->snk", J, zeta)
-    from_samples = lw.sampled(tuned)
+    from_samples = lw.from_samples(tuned)
     assert_close(from_samples.outputs(x).cov, torch.einsum("snk,snl->nkl", q, q) / len(q), rtol=1e-8)
     assert_close(from_samples.outputs(x).var, q.square().mean(0), rtol=1e-8)
     flat = q.flatten(1)
@@ -444,11 +444,11 @@ def test_samples_of_another_prior_are_refused():
     tuned = lw.tune(lw.fit(model, data, "classification", structure="kron"), data, by="em", groups="layer")
     for other in (tuned.with_prior(3.0), tuned.with_likelihood(tuned.likelihood, likelihood_scale=0.5)):
         with pytest.raises(lw.StructureError, match="changed since"):
-            lw.sampled(other)
+            lw.from_samples(other)
     with pytest.raises(lw.StructureError, match="draws of the weights only"):
-        lw.sampled(tuned).log_evidence()
+        lw.from_samples(tuned).log_evidence()
     with pytest.raises(lw.StructureError, match="Another prior"):
-        lw.sampled(tuned).with_prior(3.0).predict(data[0][:2])
+        lw.from_samples(tuned).with_prior(3.0).predict(data[0][:2])
 
 
 def test_the_quieter_objective():

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Subset, TensorDataset
 
 import lapwing as lw
-from lapwing import words
+from lapwing.api import words
 from untouched import stir, untouched
 
 N = 6
@@ -626,8 +626,8 @@ TUNING = [
     Row("samples by a word", three, lambda m: lw.EM(solver="cg"), TYPE, ("solver", "lw.CG", "lw.SGD", "'cg'")),
     Row("g-prior on Kronecker blocks", three, lambda m: lw.tune(fit(structure="kron")(m), by=lw.EM(g_prior=True)), STRUCTURE, ("g_prior", "Kronecker", '"matrixfree"')),
     Row("stochastic steps of no length", three, lambda m: lw.SGD(lr=0.0), VALUE, ("SGD", "lr", "0.0")),
-    Row("samples that were never drawn", three, lambda m: lw.sampled(classifier(m)), STRUCTURE, ("no samples", 'by="em"')),
-    Row("samples of a model", three, lw.sampled, TYPE, ("sampled", "Posterior", "Sequential")),
+    Row("samples that were never drawn", three, lambda m: lw.from_samples(classifier(m)), STRUCTURE, ("no samples", 'by="em"')),
+    Row("samples of a model", three, lw.from_samples, TYPE, ("from_samples", "Posterior", "Sequential")),
     Row("unknown mode", three, lambda m: lw.tune(classifier(m), mode="lineer"), VALUE, ("mode", 'Did you mean "linear"')),
     Row("validation without data", three, lambda m: lw.tune(classifier(m), by="validation"), VALUE, ("held-out", "validation=(X, Y)")),
     Row("validation with other labels", three, lambda m: lw.tune(classifier(m), by="validation", validation=[(X, LABELS), (X, LABELS + 1)]), VALUE, ("validation", "batch 1", "[0, 3)")),

@@ -16,7 +16,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import lapwing as lw
 import test_untouched
-from lapwing import words
+from lapwing.api import words
 from lapwing.data import as_input
 from lapwing.priors.normalised import find_normalised_groups, group_table, normalised_prior
 from oracle import assert_close

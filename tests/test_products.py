@@ -8,6 +8,7 @@ from torch import nn
 
 import oracle
 from cases import by_name, over_architectures
+from lapwing.api.words import layout_choice
 from lapwing.data import as_batches
 from lapwing.data.targets import observed
 from lapwing.likelihoods import Sites
@@ -17,7 +18,6 @@ from lapwing.network.products.jvp import together
 from lapwing.network.products.vjp import batched, one_by_one
 from lapwing.network.rule_check import linearise
 from lapwing.operators import GroupedDiagonal
-from lapwing.words import layout_choice
 from makers import randn
 from oracle import assert_close
 from truth import Truth

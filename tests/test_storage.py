@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import lapwing as lw
 from faults import died_at, files_up_to
-from lapwing import words
 from lapwing.linear_model import Expansion, Search
 from lapwing.operators import LowRankCurvature
+from lapwing.predictive.link_rules import as_link
 from stored import KINDS, LABELS, STRUCTURES, N, T, X, answers, assert_close, assert_same_bits, fitted, kept, network
 from untouched import stir, untouched
 
@@ -99,7 +99,7 @@ def test_a_mode_that_is_held_comes_back_without_the_outputs_of_the_data(path: Pa
 @pytest.mark.parametrize("link", ["probit", "pairwise", "bridge", "bridge_norm", "mc"])
 def test_temperature_and_link_come_back(link: str, path: Path) -> None:
     posterior = kept("classes", "kron")
-    rule = words.link(link)
+    rule = as_link(link)
     posterior = replace(posterior, readout=replace(posterior.readout, temperature=1.7, link=rule))
     loaded = again(posterior, path)
     assert_same_bits(posterior, loaded)

@@ -1,5 +1,8 @@
 """Lapwing: error bars for the neural network you already trained."""
 
+import warnings
+from typing import Any
+
 from lapwing.api.compare import Comparison, compare
 from lapwing.api.fit import fit, plan, prior
 from lapwing.api.merge import merge
@@ -52,7 +55,7 @@ from lapwing.posterior.hessian import ExactHessian, exact_hessian
 from lapwing.predictive import Prediction
 from lapwing.storage import load, save
 from lapwing.subnetwork import Functional, Magnitude, MarginalVariance, RandomScore, Subnetwork, Swag
-from lapwing.tuning.em import EM, SGD, Dense, sampled
+from lapwing.tuning.em import EM, SGD, Cholesky, from_samples
 
 __version__ = "0.1.0"
 
@@ -65,10 +68,10 @@ __all__ = [
     "Bernoulli",
     "Block",
     "Categorical",
+    "Cholesky",
     "Comparison",
     "Conformal",
     "CustomLikelihood",
-    "Dense",
     "Diag",
     "Diagnosis",
     "Ekfac",
@@ -114,15 +117,30 @@ __all__ = [
     "conformal",
     "exact_hessian",
     "fit",
+    "from_samples",
     "load",
     "merge",
     "plan",
     "prior",
     "refine",
-    "sampled",
     "save",
     "tune",
 ]
+
+
+_RENAMED = {"Dense": "Cholesky", "sampled": "from_samples"}  # kept for one release
+
+
+def __getattr__(name: str) -> Any:
+    """Public names of the release before, with a warning."""
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(
+        f"lapwing.{name} is now lapwing.{_RENAMED[name]}; the old name goes with the next release.",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return globals()[_RENAMED[name]]
 
 
 def __dir__() -> list[str]:

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from lapwing import curvature, words
+from lapwing import curvature, priors
+from lapwing.api import words
 from lapwing.api.mistakes import warn_of_mistakes
 from lapwing.curvature import Estimate, Fisher, Structure
 from lapwing.data import Batches, Columns, ModelInput, as_batches
@@ -21,7 +22,7 @@ from lapwing.errors import InputError, InputTypeError, located, warn
 from lapwing.likelihoods import Gaussian, Likelihood, Sites
 from lapwing.network.agreement import agreed, refuse_sharded
 from lapwing.network.linearised import Linearised
-from lapwing.network.module import unwrapped
+from lapwing.network.module import check_module, unwrapped
 from lapwing.network.parameters import ParamLayout, tied
 from lapwing.network.rule_check import LayoutChoice, last_layer, linearise
 from lapwing.planning import (
@@ -42,7 +43,7 @@ from lapwing.planning import (
 from lapwing.posterior import Posterior, Readout, passes_over
 from lapwing.priors import GaussianPrior
 from lapwing.runtime import distributed
-from lapwing.runtime.arguments import seeded
+from lapwing.runtime.arguments import positive_scale, seeded
 from lapwing.runtime.sandbox import plain_tensors, random_state_kept
 from lapwing.storage import Checkpoint, binding, in_order
 from lapwing.subnetwork import Candidates, Selector
@@ -86,12 +87,12 @@ def fit(
     `checkpoint` names a directory where progress is written every so many seconds; after an interruption the same call
     goes on from there, to the same bits. A loader that shuffles is then read in its data set's order.
     """
-    words.check_module("fit", model)
+    check_module("fit", model)
     wrapped, model = model, unwrapped(model)
     refuse_sharded(model)
     chosen, kind = words.structure(structure), words.fisher(fisher, distributed.of_this_rank(seeded(generator)))
     words.check_repeatable(chosen, kind)
-    scale, selector = words.likelihood_scale(likelihood_scale), words.selector(params, generator)
+    scale, selector = positive_scale("likelihood_scale", likelihood_scale), words.selector(params, generator)
     budget = min(distributed.gathered(parse_memory(memory)))
     if selector is None:
         layout_choice = words.layout_choice(params)
@@ -133,7 +134,7 @@ class _Order:
         """Everything that can be refused is refused here, before the pass."""
         linearised, family, (x, y) = _prepare(self.model, layout_choice, self.likelihood, self.batches.first_of_all())
         linearised = _as_long_as_the_longest(linearised, family, self.batches)
-        prior = words.prior(self.prior, linearised.layout).on(linearised.network.device)
+        prior = priors.as_prior(self.prior, linearised.layout).on(linearised.network.device)
         return _View(self, linearised, family, prior, x, y)
 
     def candidates(self, selector: Selector) -> Candidates:
@@ -257,7 +258,7 @@ def plan(
     Only the first batch is looked at. Peaks are for batches of its size, and for predicting `n_inputs` at a time (as
     many as in the batch, unless given).
     """
-    words.check_module("plan", model)
+    check_module("plan", model)
     model = unwrapped(model)
     kind, selector, budget = words.fisher(fisher, seeded(None)), words.selector(params), parse_memory(memory)
     layout_choice = words.layout_choice(params) if selector is None else _planned(selector)
@@ -297,7 +298,7 @@ def prior(
     for each set of tensors whose common scale a normalisation layer takes out again, found by looking. For that the
     model is run: on the first inputs in `data` (a loader, (X, Y), or inputs alone), else on made-up ones.
     """
-    words.check_module("prior", model)
+    check_module("prior", model)
     with random_state_kept():
         return words.grouped_prior(unwrapped(model), precision, groups, mean, data)
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from lapwing import refinement, words
+from lapwing import refinement
+from lapwing.api import words
 from lapwing.curvature import GP
 from lapwing.data.targets import observed
 from lapwing.errors import InputError, InputTypeError, StructureError

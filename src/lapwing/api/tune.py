@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from lapwing import priors, refinement, tuning, words
+from lapwing import priors, refinement, tuning
+from lapwing.api import words
 from lapwing.curvature import GP, NOT_KEPT, Ekfac, Exact, Keeper, Kron
 from lapwing.data import Batches
 from lapwing.data.targets import observed
@@ -270,7 +271,7 @@ class _Choice:
                 "EM(g_prior=True) gives every weight a precision of its own, which a Kronecker product cannot take. "
                 'Use structure="matrixfree", "lowrank", "diag" or "full".'
             )
-        if isinstance(settings.solver, em.SGD | em.Dense) and distributed.many():
+        if isinstance(settings.solver, em.SGD | em.Cholesky) and distributed.many():
             name = type(settings.solver).__name__
             raise StructureError(f"EM(solver=lw.{name}(...)) takes one process; ranks together can use lw.CG(...).")
 

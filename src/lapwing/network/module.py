@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lapwing._types import Tensor
-from lapwing.data import ModelInput
+from lapwing.data import ModelInput, other_libraries
 from lapwing.errors import InputError, InputTypeError, LapwingError, ModelError, ShapeError
 from lapwing.linalg import all_finite
 from lapwing.runtime.sandbox import (
@@ -210,3 +210,13 @@ def check_outputs(f: Tensor, n: int) -> tuple[int, ...]:
     if f.numel() == 0:
         raise ShapeError(f"The model gave no outputs: shape {tuple(f.shape)}.")
     return tuple(f.shape[1:])
+
+
+def check_module(function: str, model: Any) -> None:
+    """The first argument must be a module: not its class, not a function."""
+    if isinstance(model, nn.Module):
+        return
+    came, cure = other_libraries.model_hint(model)
+    raise InputTypeError(
+        f"{function}: expected the model, a trained torch.nn.Module, got {came}.{f' {cure}.' if cure else ''}"
+    )

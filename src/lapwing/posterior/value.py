@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from lapwing import predictive, words
+from lapwing import predictive, priors
 from lapwing._types import Float, Scalar, Tensor
 from lapwing.curvature import GP, Ekfac, Estimate, Fisher, FitStatistics, Sampled, Structure, estimate
 from lapwing.data import Batches, Columns, ModelInput, as_batches, as_input, as_inputs
@@ -30,10 +30,10 @@ from lapwing.posterior.findings import findings
 from lapwing.posterior.sampling import WeightDraws, copy_deviations, weight_deviations
 from lapwing.posterior.views import FunctionDraws, JointOutputs, Outputs
 from lapwing.predictive import MANY_OUTPUTS, Frame, Prediction, WeightGaussian
-from lapwing.predictive.link_rules import DEFAULT, Link
+from lapwing.predictive.link_rules import DEFAULT, Link, as_link
 from lapwing.priors import GaussianPrior
 from lapwing.runtime import distributed
-from lapwing.runtime.arguments import counted, seeded
+from lapwing.runtime.arguments import choose, counted, positive_scale, seeded
 from lapwing.runtime.progress import shown
 from lapwing.runtime.sandbox import plain_tensors, random_state_kept
 
@@ -285,10 +285,10 @@ class Posterior:
     ) -> Prediction:
         """`predict` for callers inside the library, who know whether the posterior is tuned."""
         n_samples = counted("n_samples", n_samples)
-        rule = self.readout.link if link is None else words.link(link)
+        rule = self.readout.link if link is None else as_link(link)
         frame = Frame(self.sites, self.dtype, rule, n_samples, seeded(generator))
         ways = {"glm": self._by_glm if generator is not None else self._by_usual_glm, "bnn": self._by_bnn}
-        of_piece = words.choose("predictive", predictive, ways)(frame)
+        of_piece = choose("predictive", predictive, ways)(frame)
         few = predictive == "glm" and self.averages_functions and frame.link == DEFAULT
         n_draws = min(n_samples, self.n_functions) if few else n_samples
         many = as_inputs(x, self.columns)
@@ -483,7 +483,7 @@ class Posterior:
     def with_prior(self, prior: Any) -> Posterior:
         """The same curvature under another prior: a precision, or lw.prior(model, ...)."""
         self.check_unrefined("with_prior")
-        prior = words.prior(prior, self.layout).on(self.linearised.network.device)
+        prior = priors.as_prior(prior, self.layout).on(self.linearised.network.device)
         return replace(self, prior=prior, untuned=False)
 
     @plain_tensors()
@@ -504,7 +504,9 @@ class Posterior:
             raise StructureError(f"with_likelihood: other options of {type(likelihood).__name__} need a new fit.")
         if isinstance(likelihood, Gaussian):
             likelihood = self._checked_noise(likelihood)
-        scale = self.likelihood_scale if likelihood_scale is None else words.likelihood_scale(likelihood_scale)
+        scale = (
+            self.likelihood_scale if likelihood_scale is None else positive_scale("likelihood_scale", likelihood_scale)
+        )
         return replace(
             self, likelihood=likelihood, likelihood_scale=scale, readout=replace(self.readout, noise_std=None)
         )

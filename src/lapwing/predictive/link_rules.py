@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import log
+from typing import Any
 
 import torch
 from torch.nn.functional import logsigmoid
@@ -13,6 +14,7 @@ from torch.nn.functional import logsigmoid
 from lapwing._types import Float, Tensor
 from lapwing.errors import StructureError
 from lapwing.predictive import links
+from lapwing.runtime.arguments import choose
 
 
 class Link(ABC):
@@ -95,6 +97,23 @@ PROBIT = ClosedForm("probit", _probit, has_binary_form=True)
 PAIRWISE = ClosedForm("pairwise", links.pairwise, has_binary_form=True)
 BRIDGE = ClosedForm("bridge", links.bridge, has_binary_form=False)
 BRIDGE_NORM = ClosedForm("bridge_norm", links.bridge_norm, has_binary_form=False)
+
+
+LINKS: dict[str, Link] = {
+    "probit": PROBIT,
+    "pairwise": PAIRWISE,
+    "bridge": BRIDGE,
+    "bridge_norm": BRIDGE_NORM,
+    "mc": MonteCarlo(),
+    "quadrature": Quadrature(),
+}
+
+
+def as_link(link: Any) -> Link:
+    """A link from its word; None is the likelihood's default."""
+    if link is None:
+        return DEFAULT
+    return link if isinstance(link, Link) else choose("link", link, LINKS)
 
 
 def log_mean(log_p: Float[Tensor, s * n]) -> Float[Tensor, "*n"]:

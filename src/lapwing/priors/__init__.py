@@ -2,6 +2,7 @@
 
 from lapwing.priors.gaussian import (
     GaussianPrior,
+    as_prior,
     elementwise,
     isotropic,
     layerwise,
@@ -12,6 +13,7 @@ from lapwing.priors.gaussian import (
 
 __all__ = [
     "GaussianPrior",
+    "as_prior",
     "elementwise",
     "isotropic",
     "layerwise",

@@ -97,6 +97,19 @@ class GaussianPrior:
         )
 
 
+def as_prior(prior: Any, layout: ParamLayout) -> GaussianPrior:
+    """The prior over a layout: from one precision, or a `GaussianPrior` of the same model."""
+    if isinstance(prior, GaussianPrior):
+        return prior.restricted(layout)
+    if isinstance(prior, torch.Tensor) and prior.ndim == 0:
+        return isotropic(layout, prior)
+    if isinstance(prior, bool) or not isinstance(prior, int | float):
+        raise InputTypeError(
+            f"prior: expected a precision (one number) or lw.prior(model, ...), got {type(prior).__name__}."
+        )
+    return isotropic(layout, float(prior))
+
+
 def isotropic(layout: ParamLayout, precision: Any = 1.0, mean: Any = 0.0) -> GaussianPrior:
     """One precision for all parameters."""
     return _grouped(layout, ("all",), one_group(layout.p), precision, mean)

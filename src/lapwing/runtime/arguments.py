@@ -1,13 +1,17 @@
-"""Arguments that many calls share: a generator, a number of draws."""
+"""Checks of arguments that many calls share: a generator, a number of draws, one of several words, a positive scale."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from difflib import get_close_matches
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from lapwing.errors import InputError, InputTypeError
+
+T = TypeVar("T")
 
 
 def seeded(generator: torch.Generator | None) -> torch.Generator:
@@ -29,3 +33,27 @@ def counted(argument: str, n: Any, what: str = "draw") -> int:
     if n < 1:
         raise InputError(f"{argument}: expected at least 1 {what}, got {n}.")
     return int(n)
+
+
+def choose(argument: str, word: Any, options: Mapping[str, T]) -> T:
+    """The object a word stands for, or an error that lists the words."""
+    if isinstance(word, str) and word in options:
+        return options[word]
+    known = ", ".join(f'"{option}"' for option in options)
+    near = get_close_matches(str(word), options, n=1)
+    hint = f' Did you mean "{near[0]}"?' if near else ""
+    if not isinstance(word, str):
+        came = f"the class {word.__name__}; write {word.__name__}()" if isinstance(word, type) else type(word).__name__
+        raise InputTypeError(f"{argument}: expected one of {known} or the matching object, got {came}.")
+    raise InputError(f'{argument}: unknown word "{word}".{hint} Known: {known}.')
+
+
+def positive_scale(argument: str, value: Any) -> torch.Tensor:
+    """A positive number or scalar tensor, float64."""
+    try:
+        scale = torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputTypeError(f"{argument}: expected one positive number, got {type(value).__name__}.") from None
+    if scale.ndim or not bool(torch.isfinite(scale)) or float(scale.detach()) <= 0:
+        raise InputError(f"{argument}: expected one positive, finite number, got {value!r}.")
+    return scale

@@ -11,17 +11,17 @@ from typing import Any, get_type_hints
 import torch
 from torch import nn
 
-from lapwing import words
 from lapwing.curvature import FitStatistics, Full, MatrixFree
 from lapwing.errors import InputTypeError, LapwingError, StorageError, StructureError, located
 from lapwing.likelihoods import CustomLikelihood, Gaussian, Likelihood
 from lapwing.network.jacobian import RowSizes
 from lapwing.network.layers import rule_for
 from lapwing.network.linearised import Linearised
-from lapwing.network.module import Network, Traits, unwrapped
+from lapwing.network.module import Network, Traits, check_module, unwrapped
 from lapwing.network.parameters import ParamLayout
 from lapwing.operators import DenseCurvature
 from lapwing.posterior import Posterior, writes_posteriors
+from lapwing.runtime.arguments import positive_scale
 from lapwing.runtime.sandbox import plain_tensors
 from lapwing.storage import container
 from lapwing.storage.atomic import replace_file
@@ -64,7 +64,7 @@ def load(path: str | os.PathLike[str], model: nn.Module, *, likelihood: Likeliho
 
     `likelihood` is needed for a CustomLikelihood only, whose functions cannot be in a file.
     """
-    words.check_module("load", model)
+    check_module("load", model)
     source = _path("load", path)
     with located(str(source)):
         try:
@@ -277,7 +277,7 @@ def _check(posterior: Posterior) -> None:
     wrong = [name for name, right in same.items() if not right]
     if wrong:
         raise StorageError(f"its {wrong[0]} does not go with the rest of the posterior.")
-    words.likelihood_scale(posterior.likelihood_scale)
+    positive_scale("likelihood_scale", posterior.likelihood_scale)
     if not 0 < posterior.readout.temperature < float("inf"):
         raise StorageError("its temperature is not positive.")
 

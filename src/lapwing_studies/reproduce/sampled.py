@@ -217,7 +217,7 @@ class SampledJob:
             if (kept := self._kept(name, self.sampled_with)) is None:
                 start = _at(posterior, found["precisions"])
                 posterior, seconds = timed(partial(self._stepped, start))
-                row = self._row(SAMPLES, lw.sampled(posterior), found["row"]["seconds"] + seconds)
+                row = self._row(SAMPLES, lw.from_samples(posterior), found["row"]["seconds"] + seconds)
                 path = _path(posterior.history[len(start.history) :], found["path"])
                 kept = Tuned(row=row, precisions=_precisions(posterior), path=path)
                 self._keep(name, self.sampled_with, kept)

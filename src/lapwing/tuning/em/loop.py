@@ -25,7 +25,7 @@ from lapwing.posterior.sampling import WeightDraws
 from lapwing.runtime.progress import bar
 from lapwing.tuning import find_mode, quadratic_is_exact
 from lapwing.tuning.em.scaling import Scaling
-from lapwing.tuning.em.settings import EM, SGD, Dense
+from lapwing.tuning.em.settings import EM, SGD, Cholesky
 from lapwing.tuning.em.solvers import Conjugate, Direct, Solved, Solver, Start, System, detached
 from lapwing.tuning.em.step import EMStep
 from lapwing.tuning.em.stochastic import Stochastic
@@ -109,7 +109,7 @@ class _Em:
         if settings.g_prior:
             scaling = Scaling.g_prior(scaling.groups, diagonal)
         start = scaling.applied(replace(posterior, expansion=None))
-        written = isinstance(settings.solver, Dense)
+        written = isinstance(settings.solver, Cholesky)
         stored = partial(design, posterior.linearised, source, n=posterior.n_data)
         data = stored(most_floats=maxsize if written else most_floats) if linear_mode or written else None
         H = _products(posterior, source)

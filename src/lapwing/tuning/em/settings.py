@@ -30,7 +30,7 @@ class SGD:
 
 
 @dataclass(frozen=True)
-class Dense:
+class Cholesky:
     """The rows SᵀJ of all data written out, and the smaller of N·C and P as a matrix that is factorised.
 
     N·C × P numbers are kept, twice where the linear model's mode is looked for, however much `memory` the fit had.
@@ -45,14 +45,14 @@ class EM:
     are solved: None solves them directly where a matrix of all weights or of all outputs fits, and elsewhere by passes
     over the data: conjugate gradients, preconditioned by a sketch of the GGN, until what is missing is a small part of
     the sampling error. `lw.CG(...)` solves to a tolerance, preconditioned by the posterior's own structure;
-    `lw.SGD(...)` takes one batch at a time, and `lw.Dense()` insists on the matrix.
+    `lw.SGD(...)` takes one batch at a time, and `lw.Cholesky()` insists on the matrix.
     `g_prior` makes each precision proportional to the curvature of its weight, δ_p = α_g H_pp.
     """
 
     n_samples: int = 16
     max_steps: int = 30
     rtol: float = 3e-3
-    solver: CG | SGD | Dense | None = None
+    solver: CG | SGD | Cholesky | None = None
     g_prior: bool = False
 
     def __post_init__(self) -> None:
@@ -60,8 +60,8 @@ class EM:
         _whole("EM", "max_steps", self.max_steps, 1)
         if not 0 < self.rtol < 1:
             raise InputError(f"EM: rtol must lie between 0 and 1, got {self.rtol}.")
-        if not isinstance(self.solver, CG | SGD | Dense | None):
-            raise InputTypeError(f"EM: solver must be lw.CG(...), lw.SGD(...) or lw.Dense(), got {self.solver!r}.")
+        if not isinstance(self.solver, CG | SGD | Cholesky | None):
+            raise InputTypeError(f"EM: solver must be lw.CG(...), lw.SGD(...) or lw.Cholesky(), got {self.solver!r}.")
         if not isinstance(self.g_prior, bool):
             raise InputTypeError(f"EM: g_prior must be True or False, got {self.g_prior!r}.")
 

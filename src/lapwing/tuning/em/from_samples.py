@@ -27,21 +27,21 @@ class Draws(Structure):
         return sizes.factored
 
 
-def sampled(posterior: Posterior) -> Posterior:
+def from_samples(posterior: Posterior) -> Posterior:
     """The posterior with the covariance 1/K Σ ζ_k ζ_kᵀ of the samples that `lw.tune(by="em")` left with it.
 
     Predictions, joint covariances and draws of functions come from the samples of the full GGN, whatever the structure
     of the posterior. Variances have a relative error of √(2/K), and covariances the rank K.
     """
     if not isinstance(posterior, Posterior):
-        raise InputTypeError(f"sampled: expected a Posterior, got {type(posterior).__name__}.")
+        raise InputTypeError(f"from_samples: expected a Posterior, got {type(posterior).__name__}.")
     draws = posterior.draws
     if draws is None or posterior.refinement is not None:
-        raise StructureError('sampled: no samples are known for this posterior; they come from lw.tune(by="em").')
+        raise StructureError('from_samples: no samples are known for this posterior; they come from lw.tune(by="em").')
     same = (posterior.prior.P0.diagonal, draws.precisions), (posterior.part_scales, draws.scales)
     if not all(torch.allclose(a.detach(), b, rtol=1e-9, atol=0.0) for a, b in same):
         raise StructureError(
-            "sampled: prior or noise have changed since the samples were drawn. Sample anew: "
+            "from_samples: prior or noise have changed since the samples were drawn. Sample anew: "
             'lw.tune(posterior, data, by="em").'
         )
     one = draws.scales.new_ones(())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from functools import partial
 from typing import Any, TypeVar
 
@@ -27,7 +26,7 @@ from lapwing.curvature import (
     Sampled,
     Structure,
 )
-from lapwing.data import ModelInput, as_batches, as_input, other_libraries
+from lapwing.data import ModelInput, as_batches, as_input
 from lapwing.errors import InputError, InputTypeError, StructureError
 from lapwing.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson, Sites
 from lapwing.network import parameters, rule_check
@@ -35,8 +34,8 @@ from lapwing.network.module import Network
 from lapwing.network.parameters import ParamLayout
 from lapwing.network.rule_check import LayoutChoice
 from lapwing.planning import Affordable, Kind
-from lapwing.predictive import link_rules
 from lapwing.priors import GaussianPrior, normalised
+from lapwing.runtime import arguments
 from lapwing.runtime.arguments import seeded
 from lapwing.subnetwork import (
     CountScaling,
@@ -65,14 +64,6 @@ STRUCTURES: dict[str, Structure | None] = {
     "lowrank": LowRank(),
     "gp": GP(),
     "matrixfree": MatrixFree(),
-}
-LINKS: dict[str, link_rules.Link] = {
-    "probit": link_rules.PROBIT,
-    "pairwise": link_rules.PAIRWISE,
-    "bridge": link_rules.BRIDGE,
-    "bridge_norm": link_rules.BRIDGE_NORM,
-    "mc": link_rules.MonteCarlo(),
-    "quadrature": link_rules.Quadrature(),
 }
 # Other names of the same things, as papers and other libraries have them.
 SYNONYMS: dict[str, dict[str, str]] = {
@@ -122,37 +113,17 @@ GROUPS: dict[str, GroupBuilder] = {
 SCALINGS: dict[str, PriorScaling] = {"none": Unscaled(), "count": CountScaling(), "jacobian": JacobianScaling()}
 
 
-def check_module(function: str, model: Any) -> None:
-    """The first argument must be a module: not its class, not a function."""
-    if isinstance(model, nn.Module):
-        return
-    came, cure = other_libraries.model_hint(model)
-    raise InputTypeError(
-        f"{function}: expected the model, a trained torch.nn.Module, got {came}.{f' {cure}.' if cure else ''}"
-    )
-
-
 def canonical(argument: str, word: Any) -> Any:
     """The library's own word where another name of the same thing was given; anything else as it is."""
-    if not isinstance(word, str):
+    if not isinstance(word, str) or argument not in SYNONYMS:
         return word
     plain, synonyms = word.lower().replace("-", "_").replace(" ", "_"), SYNONYMS[argument]
     return synonyms.get(plain, plain if plain in WORDS[argument] else word)
 
 
 def choose(argument: str, word: Any, options: Mapping[str, T]) -> T:
-    """The object a word stands for, or an error that lists the words."""
-    if argument in SYNONYMS:
-        word = canonical(argument, word)
-    if isinstance(word, str) and word in options:
-        return options[word]
-    known = ", ".join(f'"{option}"' for option in options)
-    near = get_close_matches(str(word), options, n=1)
-    hint = f' Did you mean "{near[0]}"?' if near else ""
-    if not isinstance(word, str):
-        came = f"the class {word.__name__}; write {word.__name__}()" if isinstance(word, type) else type(word).__name__
-        raise InputTypeError(f"{argument}: expected one of {known} or the matching object, got {came}.")
-    raise InputError(f'{argument}: unknown word "{word}".{hint} Known: {known}.')
+    """The object that a word or another name of it stands for, or an error that lists the words."""
+    return arguments.choose(argument, canonical(argument, word), options)
 
 
 def structure(word: Any) -> Structure | None:
@@ -168,12 +139,6 @@ def check_repeatable(structure: Structure | None, fisher: Kind) -> None:
             f'{type(structure).__name__} makes many passes over the data, but fisher="mc" draws other labels in each '
             'of them. Use fisher="exact": products with it cost no more.'
         )
-
-
-def link(word: Any) -> link_rules.Link:
-    if word is None:
-        return link_rules.Default()
-    return word if isinstance(word, link_rules.Link) else choose("link", word, LINKS)
 
 
 def fisher(word: Any, generator: torch.Generator) -> Kind:
@@ -255,19 +220,6 @@ def score(word: Any, generator: torch.Generator | None = None) -> Score:
     return word if isinstance(word, Score) else choose("score", word, words)
 
 
-def prior(word: Any, layout: ParamLayout) -> GaussianPrior:
-    """A precision, or a GaussianPrior of the same model."""
-    if isinstance(word, GaussianPrior):
-        return word.restricted(layout)
-    if isinstance(word, torch.Tensor) and word.ndim == 0:
-        return priors.isotropic(layout, word)
-    if isinstance(word, bool) or not isinstance(word, int | float):
-        raise InputTypeError(
-            f"prior: expected a precision (one number) or lw.prior(model, ...), got {type(word).__name__}."
-        )
-    return priors.isotropic(layout, float(word))
-
-
 def grouped_prior(model: nn.Module, precision: Any, groups: str, mean: Any, data: Any = None) -> GaussianPrior:
     """A prior over all trainable parameters of a model; only "normalised" groups look at the data."""
     found: GroupBuilder = partial(_grouped_by_norms, model, data)
@@ -296,14 +248,3 @@ def _weights_of(among: LayoutChoice, model: nn.Module, x: ModelInput) -> ParamLa
 
 def _matching(patterns: tuple[str, ...], model: nn.Module, x: ModelInput) -> ParamLayout:
     return parameters.differentiable(model, parameters.matching(model, patterns))
-
-
-def likelihood_scale(value: Any) -> torch.Tensor:
-    """A positive number or scalar tensor, float64."""
-    try:
-        scale = torch.as_tensor(value, dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError):
-        raise InputTypeError(f"likelihood_scale: expected one positive number, got {type(value).__name__}.") from None
-    if scale.ndim or not bool(torch.isfinite(scale)) or float(scale.detach()) <= 0:
-        raise InputError(f"likelihood_scale: expected one positive, finite number, got {value!r}.")
-    return scale
