@@ -1,8 +1,10 @@
 """Estimators: (Linearised, likelihood, data) → Curvature."""
 
-from lapwing.curvature.accumulate import Block, Diag, Full, Structure
+from lapwing.curvature.block import Block
+from lapwing.curvature.diagonal import Diag
 from lapwing.curvature.estimate import Estimate, estimate
 from lapwing.curvature.factors import Empirical, Exact, Fisher, Labels, Sampled, Signs
+from lapwing.curvature.full import Full
 from lapwing.curvature.gauss_newton import GaussNewton
 from lapwing.curvature.gp import GP
 from lapwing.curvature.keeper import NOT_KEPT, Keeper
@@ -11,6 +13,7 @@ from lapwing.curvature.low_rank import LowRank
 from lapwing.curvature.matrix_free import MatrixFree
 from lapwing.curvature.nystrom import Nystrom
 from lapwing.curvature.statistics import FitStatistics
+from lapwing.curvature.structure import Structure
 
 __all__ = [
     "GP",

@@ -14,18 +14,20 @@ from numbers import Integral
 
 import torch
 
-from lapwing.curvature.accumulate import Accumulator, DenseSum, Full, Structure, Summation, Work
-from lapwing.curvature.estimate import Pass, Sums, summed_parts
+from lapwing.curvature.estimate import Sums, summed_parts
+from lapwing.curvature.full import DenseSum, Full
+from lapwing.curvature.passes import Pass, Source
 from lapwing.curvature.points import (
     AtRandom,
     Criterion,
     MostInformative,
     Points,
-    Source,
     choose_points,
 )
 from lapwing.curvature.separate import Separate, diagonal_roots, softmax_roots
+from lapwing.curvature.structure import Structure, Work
 from lapwing.curvature.subspace import BoundedSum, Given, Projected, ProjectedSum, Subspace
+from lapwing.curvature.summation import Accumulator, Summation
 from lapwing.errors import InputError, InputTypeError
 from lapwing.likelihoods import Categorical
 from lapwing.network.jacobian import Jacobian, RowSizes

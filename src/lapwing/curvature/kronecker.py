@@ -12,9 +12,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from lapwing._types import Float, State, Tensor
-from lapwing.curvature.accumulate import Accumulator, DenseSum, DiagonalSum, Structure
+from lapwing.curvature.diagonal import DiagonalSum
+from lapwing.curvature.full import DenseSum
 from lapwing.curvature.output_layer import OutputGram, OutputTerms
 from lapwing.curvature.shards import decompose_together
+from lapwing.curvature.structure import Structure
+from lapwing.curvature.summation import Accumulator
 from lapwing.errors import InputError
 from lapwing.linalg import GramSum, stored_dtype
 from lapwing.network.jacobian import Block, FactorBlock, Inputs, Jacobian, OutputBlock, RowSizes

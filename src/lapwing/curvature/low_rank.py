@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from lapwing._types import Float, Tensor
-from lapwing.curvature.accumulate import Structure
 from lapwing.curvature.gauss_newton import GaussNewton
+from lapwing.curvature.structure import Structure
 from lapwing.errors import InputError, InputTypeError, warn
 from lapwing.linalg import Eigenpairs, leading_eigenpairs
 from lapwing.network.jacobian import RowSizes

@@ -9,10 +9,11 @@ from functools import cached_property
 import torch
 
 from lapwing._types import Float, Tensor
-from lapwing.curvature.accumulate import Diag, Structure
+from lapwing.curvature.diagonal import Diag
 from lapwing.curvature.estimate import estimate
 from lapwing.curvature.gauss_newton import GaussNewton
 from lapwing.curvature.nystrom import Nystrom
+from lapwing.curvature.structure import Structure
 from lapwing.errors import InputTypeError
 from lapwing.linalg import CG, Probes, Rademacher
 from lapwing.network.jacobian import RowSizes

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from lapwing._types import Float, Tensor
-from lapwing.curvature.accumulate import Structure
 from lapwing.curvature.gauss_newton import GaussNewton
+from lapwing.curvature.structure import Structure
 from lapwing.errors import InputError, InputTypeError
 from lapwing.network.jacobian import RowSizes
 from lapwing.network.parameters import ParamLayout

@@ -16,7 +16,7 @@ import torch
 
 from lapwing._types import Float, Tensor
 from lapwing.curvature import Diag, Ekfac, Estimate, Exact, Fisher, Kron, Structure, estimate
-from lapwing.curvature.estimate import in_equal_parts
+from lapwing.curvature.passes import in_equal_parts
 from lapwing.data import ModelInput
 from lapwing.data.joining import joined_size
 from lapwing.likelihoods import Likelihood, OutputCurvature, Sites
