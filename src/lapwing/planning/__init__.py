@@ -6,7 +6,6 @@ from lapwing.planning.costs import Line, Question, forward_macs, n_columns
 from lapwing.planning.kind import Affordable, Kind, settled
 from lapwing.planning.plan import Plan, make_plan
 from lapwing.planning.rehearsal import Rehearsal
-from lapwing.planning.survey import Survey
 from lapwing.planning.tuning import MOST_STORED, Tuning
 
 __all__ = [
@@ -19,7 +18,6 @@ __all__ = [
     "Plan",
     "Question",
     "Rehearsal",
-    "Survey",
     "Tuning",
     "choose",
     "forward_macs",
