@@ -1,4 +1,4 @@
-"""Estimators: (Linearised, likelihood, data) → Curvature."""
+"""The pass over the data: (linearised network, likelihood, batches) → curvature H; one structure a file."""
 
 from lapwing.curvature.block import Block
 from lapwing.curvature.diagonal import Diag

@@ -1,4 +1,4 @@
-"""What each structure would cost on a model and its data, and what `auto` takes."""
+"""Memory and time of each structure before any work, and what `auto` takes."""
 
 from lapwing.planning.budget import in_words, parse_memory
 from lapwing.planning.choice import Choice, Needs, choose, refuse_factors_of_a_selection

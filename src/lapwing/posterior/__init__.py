@@ -1,4 +1,4 @@
-"""Posterior: the frozen value a user holds, what it shows of the outputs, and what it finds wrong with itself."""
+"""The frozen posterior: evidence, sampling, predictions, diagnosis."""
 
 from lapwing.posterior.fitted import Readout
 from lapwing.posterior.predicting import predicted
