@@ -34,12 +34,14 @@ from lapwing.predictive.link_rules import DEFAULT, Link, as_link
 from lapwing.priors import GaussianPrior
 from lapwing.runtime import distributed
 from lapwing.runtime.arguments import choose, counted, positive_scale, seeded
+from lapwing.runtime.free_memory import give_back
 from lapwing.runtime.progress import shown
 from lapwing.runtime.sandbox import plain_tensors, random_state_kept
 
 _MAX_COVARIANCE = 5_000
 _MOST_KEPT = 1 << 24  # numbers of such draws that are kept between calls
 _FLOATS_OF_DRAWS = 1 << 20  # of outputs at once: several passes over them stay in the cache
+_FLOATS_PASSED = 1 << 24  # of outputs, after which memory between the results is given back
 _FUNCTION_PAIRS = 16  # of functions f ± J (θ − θ*) that predictions of many outputs average
 
 
@@ -302,15 +304,20 @@ class Posterior:
 
     def _by_pieces(self, batches: Iterable[ModelInput], of_piece: _OfPiece, frame: Frame, n_draws: int) -> Prediction:
         """Some inputs at a time, every one with the same random numbers: draws of all take no memory together."""
-        state, parts, sizes = frame.generator.get_state(), [], []
+        state, parts, sizes, passed = frame.generator.get_state(), [], [], 0
         for x in batches:
             with located(x.origin) if x.origin else nullcontext():
                 at_x = self.at(x)
-                step = max(1, min(self.chunk_floats // 4, _FLOATS_OF_DRAWS) // (n_draws * at_x.linearised.k))
+                floats = n_draws * at_x.linearised.k
+                step = max(1, min(self.chunk_floats // 4, _FLOATS_OF_DRAWS) // floats)
                 for piece in [x] if step >= x.n else [x.rows(slice(i, i + step)) for i in range(0, x.n, step)]:
                     frame.generator.set_state(state)
                     parts.append(of_piece(at_x, piece))
                     sizes.append(piece.n)
+                    passed += piece.n * floats
+                    if passed > _FLOATS_PASSED:
+                        give_back()
+                        passed = 0
         if not parts:
             raise InputError("predict: the data gave no batch: the loader or data set is empty.")
         return predictive.concatenated(parts, sizes)
