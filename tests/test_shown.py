@@ -86,7 +86,7 @@ def test_dir_is_the_public_api() -> None:
 
 
 def test_sub_modules_are_reached_all_the_same() -> None:
-    assert importlib.import_module("lapwing.network.layers") is lw.layers
+    assert importlib.import_module("lapwing.metrics") is lw.metrics
 
 
 def test_tab_completion_offers_what_users_call() -> None:
