@@ -15,7 +15,7 @@ from lapwing.data import as_input
 from lapwing.linalg import GramSum
 from lapwing.network.jacobian import FactorBlock, Given, Images, Inputs
 from lapwing.network.jacobian.block import Scratch
-from lapwing.network.jacobian.sparse import ThinnedBlock
+from lapwing.network.jacobian.sparse import SparseBlock
 from lapwing.network.layers import rule_for
 from lapwing.network.layers.base import FactorRule
 from lapwing.operators import Arrangement
@@ -171,14 +171,14 @@ def test_patches_are_formed_in_memory_that_is_there(ones: bool, by_channel: bool
         assert torch.equal(some.formed_in(scratch), some.tensor())
 
 
-def test_a_bias_of_thinned_gradients_is_their_sum() -> None:
+def test_a_bias_of_sparse_gradients_is_their_sum() -> None:
     torch.manual_seed(0)
     g = torch.randn(4, 2, 9, 1, 5, dtype=torch.float64) * (torch.rand(4, 1, 9, 1, 5) < 0.2)
     weight, bias = slice(0, 5 * 12), slice(5 * 12, 5 * 13)
     arrangement = Arrangement(1, 5, weight, bias, (1, 5, 12), (0, 1, 2))
     plain = FactorBlock(arrangement, g, Given(torch.randn(4, 9, 1, 13, dtype=torch.float64)))
-    thin = ThinnedBlock.of(plain)
-    assert isinstance(thin, ThinnedBlock)
+    thin = SparseBlock.of(plain)
+    assert isinstance(thin, SparseBlock)
     found = thin.within(bias)
     assert found is not None
     assert_close(found.parts()[0], g.sum(2)[:, :, 0])

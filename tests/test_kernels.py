@@ -13,7 +13,7 @@ from torch import nn
 import lapwing as lw
 import oracle
 from lapwing.data import as_input
-from lapwing.network.jacobian import FactorBlock, Images, Jacobian, ThinnedBlock
+from lapwing.network.jacobian import FactorBlock, Images, Jacobian, SparseBlock
 from lapwing.operators import GroupedDiagonal, LowRankPrecision
 from makers import randn
 from oracle import assert_close
@@ -80,19 +80,19 @@ def test_images_have_the_patches_of_the_layer(second: dict[str, int]) -> None:
     assert torch.equal(turned, kept.tensor()[..., :size])
 
 
-def test_thinned_rows_are_the_same_rows() -> None:
+def test_sparse_rows_are_the_same_rows() -> None:
     model, X, *_ = problem(padding=1)
     J = rows(model, X)
     block = J.blocks[1]
     assert isinstance(block, FactorBlock)
-    thin = ThinnedBlock.of(block)
-    assert isinstance(thin, ThinnedBlock)
+    thin = SparseBlock.of(block)
+    assert isinstance(thin, SparseBlock)
     assert thin.values.numel() < 0.5 * block.g.numel()
     assert torch.equal(thin.plain().g, block.g)
     for mine, theirs in zip(thin.parts(), block.parts(), strict=True):
         assert torch.equal(mine, theirs)
-    joined = ThinnedBlock.of(block.data_at(slice(0, 1))).concatenated([ThinnedBlock.of(block.data_at(slice(1, 6)))])
-    assert isinstance(joined, ThinnedBlock)
+    joined = SparseBlock.of(block.data_at(slice(0, 1))).concatenated([SparseBlock.of(block.data_at(slice(1, 6)))])
+    assert isinstance(joined, SparseBlock)
     assert torch.equal(joined.plain().g, block.g)
     assert torch.equal(thin.outputs_at(torch.tensor([2])).plain().g, block.g[:, 2:])
     v = randn(2, J.p, g=seeded())
@@ -101,12 +101,12 @@ def test_thinned_rows_are_the_same_rows() -> None:
     assert_close(J.kept().sum_squares(), J.sum_squares())
 
 
-def test_a_layer_whose_gradients_are_all_there_is_not_thinned() -> None:
+def test_a_layer_whose_gradients_are_all_there_is_not_sparse() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(48, 2)).double()
     block = rows(model, randn(3, 1, 5, 5, g=seeded())).blocks[0]
     assert isinstance(block, FactorBlock)
-    assert ThinnedBlock.of(block) is block
+    assert SparseBlock.of(block) is block
 
 
 def test_several_pairs_of_rows_have_the_kernels_of_each() -> None:

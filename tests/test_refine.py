@@ -31,7 +31,7 @@ from lapwing.refinement.expectations import Classes, expectation
 from lapwing.refinement.laplace import refine_laplace
 from lapwing.refinement.model import LinearModel, gathered
 from lapwing.refinement.newton import mode_in_functions, mode_in_weights
-from lapwing.refinement.variational import Family, climb
+from lapwing.refinement.variational import Family, ascend
 from oracle import assert_close
 from test_linear_mode import KINDS, STRUCTURES, log_joint, problem
 from untouched import stir, untouched
@@ -398,7 +398,7 @@ def family(posterior: lw.Posterior, covariance: Covariance) -> Family:
 def test_short_steps_climb_too(covariance: Covariance):
     given = family(logistic()[0], covariance)
     start = given.belief(given.model.theta, given.model.hessian(given.model.f))
-    end = climb(given, start, Ascent(longest=0.1, most_steps=60))
+    end = ascend(given, start, Ascent(longest=0.1, most_steps=60))
     assert all(b >= a - 1e-12 for a, b in zip(end.path[5:], end.path[6:], strict=False))
 
 
@@ -454,7 +454,7 @@ def five_classes(**options: object) -> lw.Posterior:
 
 
 def test_the_sampled_bound_is_climbed_where_outputs_are_wide():
-    """The curvature is the gradient of the sampled bound itself: steps climb it, whatever its error is."""
+    """The curvature is the gradient of the sampled bound itself: steps ascend it, whatever its error is."""
     report = lw.refine(five_classes(prior=0.05), by="vi").refinement
     assert report is not None and report.converged
     assert all(b >= a - 1e-6 for a, b in zip(report.path, report.path[1:], strict=False))

@@ -49,8 +49,6 @@ SHOWN: list[tuple[str, Callable[[], Any], tuple[str, ...]]] = [
     ("real numbers", lambda: regressor().predict(X), ("RegressionPrediction", "(12, 1)", "std", "%")),
     ("a density", lambda: custom().predict(X), ("DensityPrediction", "log_prob(y)")),
     ("outputs", lambda: classifier().outputs(X), ("mean and var (12, 3)", "cov (12, 3, 3)")),
-    ("a prior", lambda: lw.prior(made(), precision=2.0, groups="layer"), ("GaussianPrior", "27 parameters", "0: 2", "2: 2")),
-    ("a prior of many groups", lambda: lw.prior(made(), groups="element"), ("27 parameters", "0.weight[0]: 1", "…")),
     ("functions", lambda: classifier().functions(4), ("4 functions", "(4, B, 3)")),
 ]  # fmt: skip
 
@@ -86,7 +84,7 @@ def test_dir_is_the_public_api() -> None:
 
 
 def test_sub_modules_are_reached_all_the_same() -> None:
-    assert importlib.import_module("lapwing.metrics") is lw.metrics
+    assert importlib.import_module("lapwing.network.layers") is lw.network.layers
 
 
 def test_tab_completion_offers_what_users_call() -> None:
