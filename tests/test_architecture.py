@@ -35,6 +35,7 @@ ORDER = [
     "refinement",
     "calibration",
     "storage",
+    "imaging",
     "api",
     "cli",
     "bench",
