@@ -39,6 +39,7 @@ ORDER = [
     "refinement",
     "calibration",
     "storage",
+    "imaging",
     "api",
     "cli",
     "bench",
