@@ -28,6 +28,7 @@ from lapwing.posterior.described import in_short
 from lapwing.posterior.diagnosis import NOISE_BOUNDS, PRECISION_BOUNDS, Diagnosis
 from lapwing.posterior.findings import findings
 from lapwing.posterior.sampling import WeightDraws, copy_deviations, weight_deviations
+from lapwing.posterior.trained import N_DRAWS, Trained
 from lapwing.posterior.views import FunctionDraws, JointOutputs, Outputs
 from lapwing.predictive import MANY_OUTPUTS, Frame, Prediction, WeightGaussian
 from lapwing.predictive.link_rules import DEFAULT, Link, as_link
@@ -102,6 +103,7 @@ class Posterior:
     draws: WeightDraws | None = None  # what lw.tune(by="em") found hyperparameters with, and goes on from
     columns: Columns | None = None  # what mapping batches hold, where `lw.fit` was told
     untuned: bool = False  # the prior, and a noise that is estimated, are the defaults of lw.fit: nobody chose them
+    trained: Trained | None = None  # by an objective of lw.train; None: fitted
     first_predict: _Once = field(default_factory=_Once)  # a posterior that is untuned says so then
 
     # --- the Gaussian over weights -------------------------------------------------------------
@@ -252,13 +254,18 @@ class Posterior:
         self,
         x: Any,
         *,
-        predictive: str = "glm",
+        predictive: str | None = None,
         link: Any = None,
-        n_samples: int = 1000,
+        n_samples: int | None = None,
         generator: torch.Generator | None = None,
         progress: bool | None = None,
     ) -> Prediction:
-        """The predictive distribution at x: linearised ("glm") or by sampled weights through the network ("bnn").
+        """The predictive distribution at x: linearised ("glm"), by sampled weights through the network ("bnn"), or the
+        network at the posterior's mean ("mean", without epistemic uncertainty).
+
+        Unless told otherwise: "glm" after `lw.fit`, "mean" of a posterior trained by Variational Laplace, and "bnn"
+        with 10 draws of one trained by mean-field variational inference, as their papers predict. `n_samples`: 1000
+        elsewhere.
 
         `x`: the inputs of one batch, or a DataLoader, data set or other iterable of batches, with or without targets,
         which are left out; the prediction is then of all rows, in the order of the data set, and the same as that of
@@ -277,20 +284,21 @@ class Posterior:
         self,
         x: Any,
         *,
-        predictive: str = "glm",
+        predictive: str | None = None,
         link: Any = None,
-        n_samples: int = 1000,
+        n_samples: int | None = None,
         generator: torch.Generator | None = None,
         progress: bool | None = None,
     ) -> Prediction:
         """`predict` for callers inside the library, who know whether the posterior is tuned."""
-        n_samples = counted("n_samples", n_samples)
+        predictive, n_samples = self._read_off(predictive, n_samples)
         rule = self.readout.link if link is None else as_link(link)
         frame = Frame(self.sites, self.dtype, rule, n_samples, seeded(generator))
-        ways = {"glm": self._by_glm if generator is not None else self._by_usual_glm, "bnn": self._by_bnn}
+        by_glm = self._by_glm if generator is not None else self._by_usual_glm
+        ways = {"glm": by_glm, "bnn": self._by_bnn, "mean": self._at_mean}
         of_piece = choose("predictive", predictive, ways)(frame)
         few = predictive == "glm" and self.averages_functions and frame.link == DEFAULT
-        n_draws = min(n_samples, self.n_functions) if few else n_samples
+        n_draws = 1 if predictive == "mean" else min(n_samples, self.n_functions) if few else n_samples
         many = as_inputs(x, self.columns)
         if many is None:
             one = replace(self.given(x), origin="")
@@ -299,6 +307,12 @@ class Posterior:
             batches = in_data_order(many)
             seen = shown(batches, total=len(batches), what="predict", progress=progress)
             return self._by_pieces(map(self.given, seen), of_piece, frame, n_draws).checked()
+
+    def _read_off(self, predictive: str | None, n_samples: int | None) -> tuple[str, int]:
+        """What is predicted with unless told otherwise."""
+        usual = ("glm", N_DRAWS) if self.trained is None else (self.trained.predictive, self.trained.n_draws)
+        n_usual = usual[1] if predictive is None else N_DRAWS
+        return predictive or usual[0], n_usual if n_samples is None else counted("n_samples", n_samples)
 
     def _by_pieces(self, batches: Iterable[ModelInput], of_piece: _OfPiece, frame: Frame, n_draws: int) -> Prediction:
         """Some inputs at a time, every one with the same random numbers: draws of all take no memory together."""
@@ -348,6 +362,13 @@ class Posterior:
             deviations = deviations + self.shift
         return lambda at_x, x: at_x._by_draws(predictive.network_draws(at_x.linearised, x, deviations), frame)
 
+    def _at_mean(self, frame: Frame) -> _OfPiece:
+        """f(x; μ); of a refined posterior, whose mean is one of the linear model, f(x; θ*) + J (μ − θ*)."""
+        if self.refinement is not None:
+            return lambda at_x, x: at_x._by_draws(predictive.mean_outputs(at_x.weights, x)[None], frame)
+        shift = torch.zeros_like(self.linearised.theta) if self.shift is None else self.shift
+        return lambda at_x, x: at_x._by_draws(predictive.network_draws(at_x.linearised, x, shift[None]), frame)
+
     def _by_draws(self, f: Float[Tensor, "s n k"], frame: Frame) -> Prediction:
         by_site = torch.stack([self.sites.split(draw) for draw in f / self._temperature])
         return predictive.from_draws(self._observed, by_site, replace(frame, sites=self.sites))
@@ -384,6 +405,7 @@ class Posterior:
     @plain_tensors()
     def log_lik(self) -> Scalar:
         """κ Σ log p(y | f(x; θ*))."""
+        self._check_fitted("log_lik", "the expected log likelihood is posterior.trained.bound.expected_log_lik")
         return self.likelihood_scale * self.likelihood.log_lik(self.estimate.statistics.likelihood)
 
     def log_evidence(self) -> Scalar:
@@ -396,6 +418,7 @@ class Posterior:
     @plain_tensors()
     def evidence(self) -> evidence.Evidence:
         """The evidence with its three terms apart."""
+        self._check_fitted("log_evidence", "its lower bound on log p(D) is posterior.trained.elbo")
         if self.refinement is not None and self.refinement.bound is not None:
             raise StructureError(
                 "A variational posterior is at no mode, so there is no Laplace evidence at it: its lower bound on "
@@ -430,6 +453,7 @@ class Posterior:
 
     def data_gradient(self) -> Float[Tensor, " p"]:
         """κ ∇ log p(D | θ) at the trained weights."""
+        self._check_fitted("data_gradient", "training keeps no gradient over all data")
         return self._gradient(self.estimate.statistics)
 
     def _gradient(self, statistics: FitStatistics) -> Float[Tensor, " p"]:
@@ -585,11 +609,22 @@ class Posterior:
 
     def check_unrefined(self, what: str) -> None:
         """A refined mean and curvature belong to one prior, one likelihood and the data they were found with."""
+        if self.trained is not None:
+            raise StructureError(
+                f"{what}: this posterior was trained, by {self.trained.by}; mean and variances belong to the prior, "
+                "the likelihood and the data of that training. Train with others, or fit the trained network: "
+                "lw.fit(model, data, likelihood)."
+            )
         if self.refinement is not None:
             raise StructureError(
                 f"{what}: this posterior was refined under its own prior, likelihood and data; under others its mean "
                 "and curvature would be wrong. Change the posterior of lw.fit or lw.tune, and refine last."
             )
+
+    def _check_fitted(self, what: str, instead: str) -> None:
+        """A trained posterior has no Laplace evidence, whose terms are taken at the weights of a fit."""
+        if self.trained is not None:
+            raise StructureError(f"{what}: this posterior was trained, by {self.trained.by}: {instead}.")
 
     def _checked_noise(self, likelihood: Gaussian) -> Gaussian:
         if likelihood.noise_std is None:
@@ -675,6 +710,7 @@ _PUBLIC = {
     "sample",
     "save",
     "structure",
+    "trained",
     "updated",
     "why",
     "with_likelihood",
