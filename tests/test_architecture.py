@@ -36,6 +36,7 @@ ORDER = [
     "calibration",
     "storage",
     "api",
+    "train",
     "cli",
     "bench",
 ]
