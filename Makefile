@@ -41,7 +41,7 @@ test-browser: $(DEV) ## open the report in headless Chromium (needs chromium)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests
 
 mutants: $(DEV) ## plant mistakes in the numerical core, and see which test finds each (hours; resumable)
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m tests.mutants
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m tools.mutants
 
 test-transformers: $(DEV) ## Hugging Face architectures (installs the extra hf first)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,hf]'

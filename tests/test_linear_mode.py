@@ -18,7 +18,7 @@ from lapwing.data.targets import observed
 from lapwing.linear_model import PRECISE, Expansion, design, in_fixed_order, is_stored
 from lapwing.network.products.jvp import by_rows, choose_jvp, forward_mode, reverse_twice, together
 from lapwing.tuning.evidence.joint import find_mode
-from lapwing.tuning.evidence.log_det import DenseOccam, KernelOccam
+from lapwing.tuning.evidence.log_det import DenseLogDet, KernelLogDet
 from lapwing.tuning.evidence.target import DenseTarget, HeldTarget, SpectralTarget, target
 from lapwing.tuning.evidence.traced import TracedTarget
 from oracle import assert_close
@@ -357,7 +357,7 @@ def test_derivatives_of_blocks_of_every_form():
     posterior = lw.fit(model, (x, y), lw.Gaussian(noise_std=0.4), prior=prior, structure="block")
     found = target(posterior)
     assert isinstance(found, HeldTarget)
-    assert {type(term) for term in found.occams} == {KernelOccam, DenseOccam}
+    assert {type(term) for term in found.log_dets} == {KernelLogDet, DenseLogDet}
     check_derivatives(posterior, HeldTarget)
 
 

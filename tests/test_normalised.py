@@ -16,7 +16,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import lapwing as lw
 import test_untouched
-from lapwing.api import words
+from lapwing import curvature
 from lapwing.data import as_input
 from lapwing.priors.normalised import find_normalised_groups, group_table, normalised_prior
 from oracle import assert_close
@@ -642,7 +642,7 @@ def test_data_may_come_in_any_form(data: Callable[[], Any]):
     assert "normalised: 0.weight, 0.bias" in prior.group_names
 
 
-STRUCTURES = [word for word in words.STRUCTURES if word != "auto"]
+STRUCTURES = list(curvature.STRUCTURES)
 TAKEN = ["LayerNorm", "LayerNorm by hand", "GroupNorm", "InstanceNorm, running", "ResNet", "old weight_norm", "GPT"]
 
 

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 import lapwing as lw
 from lapwing.cli.app import app
+from lapwing.curvature.survey import Survey
 from lapwing.planning import choice
 from lapwing.planning.ledger import Ledger
-from lapwing.planning.survey import Survey
 
 MIB = 2**20
 

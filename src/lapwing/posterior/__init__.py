@@ -1,7 +1,10 @@
-"""Posterior: the frozen value a user holds, what it shows of the outputs, and what it finds wrong with itself."""
+"""The frozen posterior: evidence, sampling, predictions, diagnosis."""
 
-from lapwing.posterior.trained import Epoch, Run, Trained
-from lapwing.posterior.value import Posterior, Readout, passes_over
+from lapwing.posterior.fitted import Readout
+from lapwing.posterior.predicting import predicted
+from lapwing.posterior.run import Epoch, Run
+from lapwing.posterior.trained import Trained
+from lapwing.posterior.value import Posterior, passes_over
 from lapwing.posterior.views import FunctionDraws, JointOutputs, Outputs
 from lapwing.posterior.writing import writes_posteriors
 
@@ -15,5 +18,6 @@ __all__ = [
     "Run",
     "Trained",
     "passes_over",
+    "predicted",
     "writes_posteriors",
 ]

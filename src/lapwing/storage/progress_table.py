@@ -21,7 +21,7 @@ from lapwing.network.jacobian import (
 )
 from lapwing.operators import Arrangement, LowRankCurvature
 from lapwing.storage.codec import Entry, Table
-from lapwing.storage.table import TABLE
+from lapwing.storage.table import table
 from lapwing.tuning import Position
 
 
@@ -71,4 +71,9 @@ _ROWS = {
     "Expansion": Entry(Expansion),  # with the outputs of the data
     "Position": Entry(Position),
 }
-PROGRESS_TABLE = Table({**TABLE.entries, **_ROWS}, TABLE.constants)
+
+
+def progress_table() -> Table:
+    """What a file of unfinished work may hold: what a posterior may, and rows that are still being added up."""
+    finished = table()
+    return Table({**finished.entries, **_ROWS}, finished.constants)

@@ -20,7 +20,7 @@ from lapwing.linear_model import Elbo
 from lapwing.network.agreement import refuse_sharded
 from lapwing.network.module import called, check_module, placed, unwrapped
 from lapwing.network.parameters import ParamLayout
-from lapwing.posterior import Posterior
+from lapwing.posterior import Posterior, Trained
 from lapwing.priors import GaussianPrior
 from lapwing.runtime import distributed
 from lapwing.runtime.arguments import counted, positive_scale, seeded
@@ -32,7 +32,7 @@ from lapwing.train.fisher import Outputs
 from lapwing.train.kernels import refuse_autocast, twice_differentiable
 from lapwing.train.noise import at_noise, learned_noise, start_from, starting_noise
 from lapwing.train.priors import training_prior
-from lapwing.train.result import posterior_of
+from lapwing.train.result import Result, posterior_of
 
 _START = -3.0  # log σ − log s
 _NEAR = 0.1  # of a logarithm
@@ -265,20 +265,21 @@ class Objective(nn.Module, ABC):
 
         With the training data it knows its bound on log p(D), and what was not seen yet: one pass.
         """
-        return posterior_of(self, None if data is None else as_batches(data, columns=self.columns))
-
-    def seen(self) -> tuple[FirstLook, ModelInput]:
-        """What the first batch showed; refused before there was one."""
+        batches = None if data is None else as_batches(data, columns=self.columns)
+        if batches is not None:
+            self._first_look(batches.first_of_all()[0])
         if self._look is None or self._few is None:
             raise InputError(
                 "posterior() linearises the network at some inputs, and this objective has seen none yet. Call it on a "
                 "batch first, or pass the training data: objective.posterior(data)."
             )
-        return self._look, self._few
-
-    def look_at(self, x: ModelInput) -> None:
-        """See the first batch without a loss."""
-        self._first_look(x)
+        family = at_noise(self._look.family, self.log_noise)
+        bound = None if batches is None else self.bound(batches)
+        trained = Trained(self.by, self.beta, self.predictive, self.n_predicted, *self.moved(), bound)
+        log_std = self.log_std.detach()
+        return posterior_of(
+            Result(self.model, self._few, family, log_std, self.prior, self.n_data, self.columns, trained)
+        )
 
     def moved(self) -> tuple[float, float]:
         """Fractions of the variances at the prior's, and where they started."""

@@ -2,76 +2,78 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import nan
-from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from lapwing import curvature
 from lapwing._types import Float, Tensor
-from lapwing.curvature import Estimate, Exact, FitStatistics
-from lapwing.data import Batches
+from lapwing.curvature import Estimate, Exact, FitStatistics, Survey
+from lapwing.data import Columns, ModelInput
 from lapwing.data.targets import ragged
 from lapwing.likelihoods import Gaussian, Likelihood, Sites
 from lapwing.network.rule_check import linearise
 from lapwing.operators import DiagonalCurvature
-from lapwing.planning import Needs, Survey, choose, parse_memory
+from lapwing.planning import Needs, choose, parse_memory
 from lapwing.posterior import Posterior, Trained
+from lapwing.priors import GaussianPrior
 from lapwing.runtime.sandbox import plain_tensors, random_state_kept
-from lapwing.train.noise import at_noise
 
-if TYPE_CHECKING:
-    from lapwing.train.objective import Objective
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What an objective ends with."""
+
+    model: nn.Module
+    few: ModelInput  # inputs to linearise the network at
+    likelihood: Likelihood
+    log_std: Float[Tensor, " p"]
+    prior: GaussianPrior
+    n_data: int
+    columns: Columns | None
+    trained: Trained
 
 
 @plain_tensors()
-def posterior_of(objective: Objective, data: Batches | None) -> Posterior:
+def posterior_of(result: Result) -> Posterior:
     """With P = 1/σ² and κ = 1/β, κ H = 1/σ² − 1/s²: at the optimum H is the Fisher information over all data.
 
     Where a variance is larger than the prior's the entry of H is negative; P is positive in any case.
     """
-    if data is not None:
-        objective.look_at(data.first_of_all()[0])
-    look, few = objective.seen()
+    layout, family = result.prior.layout, _settled(result.likelihood)
     with random_state_kept():
-        linearised = linearise(objective.model, lambda model, x: objective.layout, few)
-        bound = None if data is None else objective.bound(data)
-    sites = Sites(linearised.datum_shape, look.family.class_axis)
-    if ragged(look.family, sites):
+        linearised = linearise(result.model, lambda model, x: layout, result.few)
+    sites = Sites(linearised.datum_shape, family.class_axis)
+    if ragged(family, sites):
         linearised = replace(linearised, ragged=1 - sites.axis)
-    family = _settled(at_noise(look.family, objective.log_noise))
-    prior = objective.prior.on(linearised.network.device)
-    room = choose(curvature.Diag(), Needs(Survey(linearised, few), 1, parse_memory(None), prior.P0))
-    reverted, unmoved = objective.moved()
+    prior = result.prior.on(linearised.network.device)
+    room = choose(curvature.Diag(), Needs(Survey(linearised, result.few), 1, parse_memory(None), prior.P0))
     return Posterior(
         linearised,
         family,
-        _estimate(objective, family),
+        _estimate(result, family, prior),
         prior,
         curvature.Diag(),
         Exact(),
-        torch.tensor(1 / objective.beta, dtype=torch.float64),
+        torch.tensor(1 / result.trained.beta, dtype=torch.float64),
         room.chunk_floats,
-        why=f"trained by {objective.by}",
-        columns=objective.columns,
-        trained=Trained(
-            objective.by, objective.beta, objective.predictive, objective.n_predicted, reverted, unmoved, bound
-        ),
+        why=f"trained by {result.trained.by}",
+        columns=result.columns,
+        trained=result.trained,
     )
 
 
-def _estimate(objective: Objective, family: Likelihood) -> Estimate:
+def _estimate(result: Result, family: Likelihood, prior: GaussianPrior) -> Estimate:
     """The parts H_g with κ Σ_g c_g H_g = 1/σ² − 1/s²; all of it in the first of them."""
-    precision = (-2 * objective.log_std.detach().double()).exp()
-    H = (precision - objective.prior.P0.diagonal.detach().to(precision)) * objective.beta
+    precision = (-2 * result.log_std.detach().double()).exp()
+    H = (precision - prior.P0.diagonal.detach()) * result.trained.beta
     scales = family.part_scales()
     first = DiagonalCurvature(H / scales[0].to(H))
     parts = (first, *(DiagonalCurvature(torch.zeros_like(H)) for _ in scales[1:]))
-    statistics = FitStatistics(
-        objective.n_data, _unknown(family), torch.zeros(len(scales), len(H), dtype=torch.float64)
-    )
-    return Estimate(parts, statistics)
+    gradients = torch.zeros(len(scales), len(H), dtype=torch.float64)
+    return Estimate(parts, FitStatistics(result.n_data, _unknown(family), gradients))
 
 
 def _unknown(family: Likelihood) -> Float[Tensor, " d"]:

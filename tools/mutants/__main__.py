@@ -1,4 +1,4 @@
-"""`python -m tests.mutants`, from the root of the project: seeded mutants, the tests that kill them, and a table.
+"""`python -m tools.mutants`, from the root of the project: seeded mutants, the tests that kill them, and a table.
 
 What is found goes to a folder as it is found; work that was interrupted goes on from there.
 """
@@ -18,7 +18,7 @@ PROJECT = Path(__file__).parent.parent.parent
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.mutants", description=__doc__)
     parser.add_argument("--folder", type=Path, default=PROJECT / "mutants-results")
     parser.add_argument("-n", type=int, default=100, help="how many mutants")
     parser.add_argument("--seed", type=int, default=7)

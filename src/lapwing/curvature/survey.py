@@ -8,7 +8,6 @@ from functools import cached_property
 
 import torch
 
-from lapwing.curvature.kronecker import MAX_DENSE_BLOCK, loose_dtype
 from lapwing.data import ModelInput
 from lapwing.linalg import stored_dtype
 from lapwing.network.jacobian import Block, FactorBlock
@@ -16,6 +15,8 @@ from lapwing.network.linearised import MOST_DOUBLE, Linearised
 from lapwing.network.parameters import ParamLayout
 from lapwing.operators import MOST_KEPT
 
+MAX_DENSE_BLOCK = 1_024  # entries of a tensor without a Kronecker rule that still get their exact dense block
+MOST_DOUBLE_DIAGONAL = 1 << 20  # entries of such a tensor from which on its diagonal is float32
 KRONECKER, DENSE, DIAGONAL = "Kronecker block", "exact dense block", "exact diagonal"
 
 
@@ -94,6 +95,23 @@ class Tile:
         return min(self.r * q * i + k * self.row_floats, k * self.p)
 
     @property
+    def macs(self) -> int:
+        """Multiplications of its forward pass, per datum."""
+        q, o, i = self.maps or (0, 0, 0)
+        return self.p if self.maps is None else self.r * q * o * i
+
+    @property
+    def output_macs(self) -> int:
+        """Of both factors, where the r terms of a datum are the layer's own outputs: r (i² + o²)."""
+        _, o, i = self.maps or (0, 0, 0)
+        return self.r * (i**2 + o**2)
+
+    def factor_macs(self, columns: int) -> int:
+        """Of both Kronecker factors: r q i² for A, once; r q o² for B, per column."""
+        q, o, i = self.maps or (0, 0, 0)
+        return self.r * q * (i**2 + columns * o**2)
+
+    @property
     def cubes(self) -> int:
         """q (o³ + i³), to which the time of the eigendecompositions is proportional."""
         q, o, i = self.maps or (0, 0, 0)
@@ -150,9 +168,14 @@ class Survey:
     def treatments(self) -> str:
         """How `kron` covers the parameters, with counts: "6 Kronecker blocks, 2 exact diagonals"."""
         counts = Counter(tile.treatment for tile in self.tiles)
-        return ", ".join(counted(counts[kind], kind) for kind in (KRONECKER, DENSE, DIAGONAL) if counts[kind])
+        return ", ".join(plural(counts[kind], kind) for kind in (KRONECKER, DENSE, DIAGONAL) if counts[kind])
 
 
-def counted(number: int, noun: str) -> str:
+def plural(number: int, noun: str) -> str:
     """1 block, 2 blocks."""
     return f"{number} {noun}" + ("s" if number != 1 else "")
+
+
+def loose_dtype(size: int) -> torch.dtype:
+    """What the diagonal of a tensor without a Kronecker rule is kept in: float32 for a table of many tokens."""
+    return torch.float64 if size <= MOST_DOUBLE_DIAGONAL else torch.float32

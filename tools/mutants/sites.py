@@ -15,8 +15,9 @@ from .counts import Counts, whole_attributes
 from .kinds import changes
 
 CORE = (
-    *("linalg", "operators", "likelihoods", "priors.py", "jacobian", "layers", "linearise.py", "products", "curvature"),
-    *("linear_model", "evidence.py", "predictive", "sampling.py", "tuning", "refinement", "em"),
+    *("linalg", "operators", "likelihoods", "network/jacobian", "network/layers", "network/linearised.py"),
+    *("network/products", "priors", "curvature", "linear_model", "predictive"),
+    *("posterior/evidence.py", "posterior/sampling.py", "tuning", "refinement"),
 )
 
 _SKIPPED = (ast.JoinedStr, ast.Raise, ast.Assert, ast.Compare, ast.arguments, ast.Import, ast.ImportFrom)
