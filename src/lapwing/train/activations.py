@@ -35,7 +35,7 @@ _FUNCTIONS: dict[Any, str] = {
     **dict.fromkeys((F.rrelu, F.rrelu_, torch.rrelu, torch.rrelu_), "rrelu"),
     **dict.fromkeys((F.prelu, torch.prelu, Tensor.prelu), "prelu"),
     **dict.fromkeys((F.hardtanh, F.hardtanh_), "hardtanh"),
-    **dict.fromkeys((F.threshold, F.threshold_, torch.threshold, torch.threshold_), "threshold"),
+    **dict.fromkeys((F.threshold, torch.threshold, torch.threshold_), "threshold"),
     **dict.fromkeys((F.hardsigmoid,), "hardsigmoid"),
     **dict.fromkeys((F.hardswish,), "hardswish"),
     **dict.fromkeys((F.hardshrink, F.softshrink), "shrink"),

@@ -57,7 +57,7 @@ class LocalLayers:
                 prefix = f"{path}." if path else ""
                 weight_var, bias_var = stds[f"{prefix}weight"].square(), stds.get(f"{prefix}bias")
                 bias_var = None if bias_var is None else bias_var.square()
-                module.forward = partial(_drawn, module, weight_var, bias_var, normal)  # type: ignore[method-assign]
+                module.forward = partial(_drawn, module, weight_var, bias_var, normal)
             yield
         finally:
             for module in modules:
@@ -76,7 +76,7 @@ def _drawn(
     module: nn.Module, weight_var: Tensor, bias_var: Tensor | None, normal: Callable[[Tensor], Tensor], a: Tensor
 ) -> Tensor:
     """W a + b + ε √(σ_W² a² + σ_b²), ε for every output of every datum."""
-    mean = type(module).forward(module, a)  # type: ignore[arg-type]
+    mean = type(module).forward(module, a)
     square = a.square()
     if isinstance(module, nn.Linear):
         variance = F.linear(square, weight_var, bias_var)

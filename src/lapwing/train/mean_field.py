@@ -66,10 +66,10 @@ class MeanField(Objective):
         self.local = local
         self._layers: LocalLayers | None = None
 
-    def _check_look(self, look: FirstLook) -> None:
+    def check_look(self, look: FirstLook) -> None:
         self._layers = LocalLayers.of(self.model, self.layout, look.calls) if self.local else LocalLayers({})
 
-    def _terms(self, x: ModelInput, y: Any, *, draws: int, create_graph: bool) -> tuple[Tensor, Tensor]:
+    def averaged(self, x: ModelInput, y: Any, *, draws: int, create_graph: bool) -> tuple[Tensor, Tensor]:
         total = self.log_std.new_zeros(())
         for _ in range(draws):
             with self._drawn():
@@ -82,7 +82,7 @@ class MeanField(Objective):
         assert self._layers is not None
         std = self.log_std.exp()
         stds, drawn = {}, {}
-        for name, mean, part in zip(self.layout.names, self._means(), self._split(std), strict=True):
+        for name, mean, part in zip(self.layout.names, self.means(), self._split(std), strict=True):
             stds[name] = part.reshape(mean.shape).to(mean.dtype)
             if name not in self._layers.names:
                 drawn[name] = torch.addcmul(mean, stds[name], self._normal(mean))
@@ -90,7 +90,7 @@ class MeanField(Objective):
             yield
 
     def _split(self, flat: Tensor) -> list[Tensor]:
-        return list(flat.split([t.numel() for t in self._means()]))
+        return list(flat.split([t.numel() for t in self.means()]))
 
     def _normal(self, like: Tensor) -> Tensor:
         device = self.generator.device

@@ -73,11 +73,11 @@ class VariationalLaplace(Objective):
         if not allow_piecewise:
             refuse_piecewise(self.model)
 
-    def _check_look(self, look: FirstLook) -> None:
+    def check_look(self, look: FirstLook) -> None:
         if not self.allow_piecewise:
             look.piecewise.refuse()
 
-    def _terms(self, x: ModelInput, y: Any, *, draws: int, create_graph: bool) -> tuple[Tensor, Tensor]:
+    def averaged(self, x: ModelInput, y: Any, *, draws: int, create_graph: bool) -> tuple[Tensor, Tensor]:
         """One forward pass serves the log likelihood and the penalty: running statistics move once."""
         if create_graph and not self.fisher.trains:
             raise InputError(
@@ -86,7 +86,7 @@ class VariationalLaplace(Objective):
                 'fisher="sampled".'
             )
         outputs = self.observed(x, y)
-        tensors = self._means()
+        tensors = self.means()
         F = self.fisher.of(outputs, tensors, draws=draws, generator=self.generator, create_graph=create_graph)
         variances = (2 * self.log_std).exp().split([t.numel() for t in tensors])
         products = [(v * f.reshape(-1).to(v)).sum() for v, f in zip(variances, F, strict=True)]
