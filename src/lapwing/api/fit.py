@@ -322,7 +322,7 @@ def _prepare(
     x, y = batch
     linearised = linearise(model, layout_choice, x)
     family = words.likelihood(likelihood, linearised.datum_shape)
-    _check_class_axis(family, linearised.datum_shape)
+    check_class_axis_of(family, linearised.datum_shape)
     sites = Sites(linearised.datum_shape, family.class_axis)
     with located("batch 0"):
         if ragged(family, sites):
@@ -370,7 +370,7 @@ def _last_layer(model: nn.Module, batches: Batches) -> ParamLayout | None:
     return None
 
 
-def _check_class_axis(likelihood: Likelihood, datum_shape: tuple[int, ...]) -> None:
+def check_class_axis_of(likelihood: Likelihood, datum_shape: tuple[int, ...]) -> None:
     n_axes = len(datum_shape) + 1
     if not -len(datum_shape) <= likelihood.class_axis < n_axes and not (
         not datum_shape and likelihood.class_axis == -1

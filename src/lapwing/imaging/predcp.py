@@ -96,5 +96,3 @@ def rates(how: str, gamma: float, m: int, noise_var: float) -> tuple[float, floa
     if how == "released":
         return gamma * m, gamma * m
     return gamma * m / (2 * noise_var), 1.0
-
-

@@ -85,7 +85,9 @@ class ImagePrior:
 
     def squares(self, rows: Float[Tensor, "n p"]) -> Float[Tensor, "k n"]:
         """The diagonals of those matrices."""
-        return torch.cat([class_squares(self._columns(b, rows).unflatten(1, (-1, b.taps)), b.kernel) for b in self.blocks])
+        return torch.cat(
+            [class_squares(self._columns(b, rows).unflatten(1, (-1, b.taps)), b.kernel) for b in self.blocks]
+        )
 
     def covariance(self, eta: Float[Tensor, " h"], rows: Float[Tensor, "n p"]) -> Float[Tensor, "n n"]:
         """J S_θ Jᵀ, in float64: one symmetric product, where its terms G_k would take several."""
@@ -151,7 +153,6 @@ class ImagePrior:
         if not bool(((eta > 0) & torch.isfinite(eta)).all()):
             raise InputError(f"hyperparameters: all must be positive and finite, got {dict(values)}.")
         return eta.log()
-
 
 
 def _kinds(block: Block) -> tuple[str, ...]:

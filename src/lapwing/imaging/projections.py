@@ -22,7 +22,9 @@ from lapwing.runtime.arguments import counted, positive
 _PARALLEL = 1e-12  # a cosine or sine below this is zero
 
 
-def radon(n: int, angles: int | Sequence[float] | Tensor, detectors: int | None = None, spacing: float | None = None) -> Operator:
+def radon(
+    n: int, angles: int | Sequence[float] | Tensor, detectors: int | None = None, spacing: float | None = None
+) -> Operator:
     """Parallel-beam projections of n × n images of unit pixels: data (angles, detectors).
 
     `angles`: so many, k π / angles, or their values in radians. `detectors`: an odd number that covers the diagonal
@@ -65,7 +67,11 @@ def _one_angle(n: int, theta: float, first: int, detectors: int, spacing: float)
         place, scale = (u + centred * sin) / cos + c, 1 / abs(cos)
     else:  # along: columns
         place, scale = c - (u - centred * cos) / sin, 1 / abs(sin)
-    found = [torch.empty(0, dtype=torch.long)], [torch.empty(0, dtype=torch.long)], [torch.empty(0, dtype=torch.float64)]
+    found = (
+        [torch.empty(0, dtype=torch.long)],
+        [torch.empty(0, dtype=torch.long)],
+        [torch.empty(0, dtype=torch.float64)],
+    )
     for other, weight in _beside(place):
         inside = (other >= 0) & (other < n)
         pixels = along[None] * n + other if steep else other * n + along[None]
@@ -113,10 +119,11 @@ def _angles(angles: Any) -> Float[Tensor, " a"]:
     try:
         theta = torch.as_tensor(angles, dtype=torch.float64).reshape(-1)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputTypeError(f"angles: expected a number of angles or their values in radians, got {angles!r}.") from error
+        raise InputTypeError(
+            f"angles: expected a number of angles or their values in radians, got {angles!r}."
+        ) from error
     if isinstance(angles, bool | float) or not len(theta):
         raise InputError(f"angles: expected a whole number of angles or a sequence of at least one, got {angles!r}.")
     if not bool(torch.isfinite(theta).all()):
         raise InputError("angles: expected finite values in radians, got NaN or infinity among them.")
     return theta
-
