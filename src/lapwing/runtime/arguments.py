@@ -64,6 +64,7 @@ def positive(argument: str, value: Any) -> float:
     """A positive, finite number."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise InputTypeError(f"{argument}: expected a positive number, got {type(value).__name__} {value!r}.")
-    if not (isfinite(value) and value > 0):
+    number = float(value)
+    if not (isfinite(number) and number > 0):
         raise InputError(f"{argument}: expected a positive, finite number, got {value}.")
-    return float(value)
+    return number

@@ -27,6 +27,7 @@ from lapwing.errors import InputError, InputTypeError, StorageError, StructureEr
 from lapwing.likelihoods import CustomLikelihood, Likelihood
 from lapwing.linear_model import unshuffled
 from lapwing.network.linearised import Linearised
+from lapwing.network.module import Network
 from lapwing.posterior import Posterior
 from lapwing.runtime import distributed
 from lapwing.storage import container
@@ -101,7 +102,7 @@ def tuning_binding(
 
 def reconstruction_binding(network: nn.Module, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Binding:
     """The network before its training, what it is trained on, and how."""
-    encoder = Encoder(PROGRESS_TABLE)
+    encoder = Encoder(progress_table())
     facts = {
         "the network": described(Network.lent(network)),
         **{name: encoder.encode(tensor, name) for name, tensor in tensors.items()},
