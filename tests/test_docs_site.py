@@ -157,7 +157,7 @@ def test_every_public_name_is_in_an_example():
 
 @pytest.mark.parametrize("path", TEXTS, ids=named)
 def test_files_that_the_prose_names_exist(path: Path):
-    named_files = re.findall(r"`(?:python -m )?((?:src|tests|docs|examples|tools)/[\w/.-]+\.\w+)", path.read_text("utf-8"))
+    named_files = re.findall(r"`(?:python -m )?((?:src|tests|docs|examples|tools)/[\w/.-]+)", path.read_text("utf-8"))
     assert [file for file in named_files if not (ROOT / file).exists()] == []
 
 
