@@ -212,6 +212,9 @@ class Page:
             self._touch("touchMove", (x, y))
         self.send("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
 
+    def tap(self, x: float, y: float) -> None:
+        self.touch_drag((x, y), (x, y), steps=0)
+
     def press(self, key: str, *, shift: bool = False) -> None:
         code = KEYS.get(key, ord(key[0].upper()))
         text = {"Space": " ", "Enter": "\r"}.get(key, key if len(key) == 1 else "")

@@ -33,7 +33,7 @@ const charts = {
 const still = window.matchMedia('(prefers-reduced-motion: reduce)').matches
 const loop = new Loop<Grid>(settings, { grid: gridFor, show, empty }, still)
 const layer = new PointLayer(over, surface, frame, settings, { changed: pointsChanged, say })
-const table = new PointTable(settings, () => pointsChanged(), removeFromTable)
+const table = new PointTable(settings, typed, removeFromTable)
 const controls = new Controls(settings, { moved, taskChanged })
 
 function show(view: View<Grid>): void {
@@ -92,6 +92,11 @@ function moved(): void {
 function pointsChanged(): void {
   loop.pointsChanged()
   table.show(loop.learner.points)
+}
+
+function typed(): void {
+  layer.show(loop.learner.points)
+  pointsChanged()
 }
 
 function removeFromTable(i: number): void {
