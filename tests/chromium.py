@@ -31,7 +31,7 @@ QUIET = (
 )  # fmt: skip
 
 KEYS = {"Tab": 9, "Enter": 13, "Space": 32, "PageUp": 33, "PageDown": 34, "Delete": 46}
-KEYS |= {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+KEYS |= {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "-": 189, ".": 190}
 SHIFT = 8
 
 
