@@ -1,4 +1,4 @@
-"""The playground as it is shipped, opened in Chromium: dragged, clicked, typed at, read aloud, and watched for requests."""
+"""The playground as it is shipped, in Chromium: dragged, clicked, typed at, read aloud, watched for requests."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -235,13 +236,7 @@ def test_the_link_takes_certainty_away_far_from_the_data(page: Page) -> None:
         shares[link] = sure()
     assert shares["none"] > 50 > 20 > shares["mc"]
     assert abs(shares["mc"] - shares["pairwise"]) < 10
-    assert (
-        page.evaluate(
-            "(() => { const c = document.getElementById('map'); const d = c.getContext('2d').getImageData(0, 0, c.width,"
-            " c.height).data; return new Set(Array.from({length: d.length / 4}, (_, i) => d.slice(4*i, 4*i+3).join())).size; })()"
-        )
-        > 100
-    )  # many shades, so a map was painted
+    assert page.evaluate(N_COLOURS) > 100  # many shades, so a map was painted
 
 
 def test_new_points_have_the_class_that_was_chosen(page: Page) -> None:
@@ -263,6 +258,12 @@ def test_every_situation_worth_trying_settles_and_says_something(page: Page) -> 
     assert len(said) >= 5
     assert page.complaints == []
 
+
+N_COLOURS = """(() => {
+  const map = document.getElementById('map');
+  const { data } = map.getContext('2d').getImageData(0, 0, map.width, map.height);
+  return new Set(Array.from({ length: data.length / 4 }, (_, i) => data.slice(4 * i, 4 * i + 3).join())).size;
+})()"""
 
 # --- requests ---------------------------------------------------------------------------------------
 
@@ -296,7 +297,7 @@ def test_a_screen_reader_is_told_the_name_of_everything(page: Page, task: str) -
 def test_headings_and_landmarks(page: Page) -> None:
     levels = page.evaluate("[...document.querySelectorAll('h1, h2, h3')].map((h) => Number(h.tagName[1]))")
     assert levels[0] == 1 and levels.count(1) == 1
-    assert all(b - a <= 1 for a, b in zip(levels, levels[1:]))
+    assert all(b - a <= 1 for a, b in pairwise(levels))
     assert page.evaluate("document.documentElement.lang") == "en"
     assert page.evaluate("document.querySelectorAll('main, header, footer').length") == 3
 
@@ -315,11 +316,17 @@ CONTRAST = """(() => {
     const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
     if (!own || e.closest('canvas, script, [hidden]') || !e.getClientRects().length) continue;
     const style = getComputedStyle(e);
-    const [a, b] = [light(rgb(e.closest('svg') ? style.fill : style.color)), light(ground(e))].sort((p, q) => q - p);
-    if ((a + 0.05) / (b + 0.05) < 4.5) low.push([e.tagName, e.textContent.trim().slice(0, 30), (a + 0.05) / (b + 0.05)]);
+    const ink = light(rgb(e.closest('svg') ? style.fill : style.color));
+    const [a, b] = [ink, light(ground(e))].sort((p, q) => q - p);
+    const ratio = (a + 0.05) / (b + 0.05);
+    if (ratio < 4.5) low.push([e.tagName, e.textContent.trim().slice(0, 30), ratio]);
   }
   return low;
 })()"""
+
+
+SMALL = """[...document.querySelectorAll('button, select, input[type=range]')]
+  .filter((e) => e.getClientRects().length && Math.min(e.offsetWidth, e.offsetHeight) < 24).map((e) => e.id)"""
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -329,10 +336,7 @@ def test_it_fits_and_can_be_read(browser: Chromium, width: int, dark: bool, tmp_
         settle(opened)
         assert opened.evaluate("document.documentElement.scrollWidth") <= width
         assert opened.evaluate(CONTRAST) == []
-        small = opened.evaluate(
-            "[...document.querySelectorAll('button, select, input[type=range]')].filter((e) => e.getClientRects().length)"
-            ".map((e) => [e.id, Math.min(e.offsetWidth, e.offsetHeight)]).filter(([, size]) => size < 24)"
-        )
+        small = opened.evaluate(SMALL)
         assert small == []
         opened.screenshot(tmp_path / "page.png")
         assert (tmp_path / "page.png").stat().st_size > 20_000
