@@ -1,9 +1,9 @@
-"""Run the user's model without leaving a trace, in any number of threads."""
+"""Run the user's model without side effects on it or on global state, from any number of threads."""
 
 from lapwing.runtime.sandbox.borrowing import borrowed, install
 from lapwing.runtime.sandbox.copying import Template
 from lapwing.runtime.sandbox.process import (
-    forward_mode_alone,
+    forward_mode_lock,
     plain_tensors,
     quiet_fallback,
     random_state_kept,
@@ -17,7 +17,7 @@ __all__ = [
     "Template",
     "UseOfTensors",
     "borrowed",
-    "forward_mode_alone",
+    "forward_mode_lock",
     "install",
     "plain_tensors",
     "quiet_fallback",
