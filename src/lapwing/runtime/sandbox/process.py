@@ -16,13 +16,18 @@ _WITH_AUTOCAST = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "ipu", "mai
 _DEVICES = tuple(d for d in _WITH_AUTOCAST if torch.amp.is_autocast_available(d))
 
 
+def autocast_devices() -> list[str]:
+    """Device types for which autocast is enabled in this thread."""
+    return [device for device in _DEVICES if torch.is_autocast_enabled(device)]
+
+
 @contextmanager
 def autocast_off() -> Iterator[None]:
     """Disable autocast for all device types in this thread.
 
     `torch.autocast(device, enabled=False)` would warn about devices that this build of torch does not have.
     """
-    on = [device for device in _DEVICES if torch.is_autocast_enabled(device)]
+    on = autocast_devices()
     for device in on:
         torch.set_autocast_enabled(device, False)
     try:
