@@ -19,7 +19,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lapwing.curvature import Fisher, Keeper, Structure
 from lapwing.data import Batches, ModelInput
@@ -39,7 +39,7 @@ from lapwing.storage.strict_json import strictly_parsed
 if TYPE_CHECKING:
     from typing import Self  # Python 3.11; annotations are not evaluated
 
-_FIT, _TUNING = "progress.lapwing", "tuning.lapwing"
+_FIT, _TUNING, _TRAINING = "progress.lapwing", "tuning.lapwing", "training.lapwing"
 Binding = dict[str, str]
 
 
@@ -99,6 +99,18 @@ def tuning_binding(
     return _hashed(facts, encoder)
 
 
+def training_binding(model: nn.Module, arguments: dict[str, Any]) -> Binding:
+    """The tensors of the model by name and shape, since their values are what training changes; and how it is trained.
+
+    Functions are known by their names only.
+    """
+    tensors = {name: [str(t.dtype), list(t.shape)] for name, t in model.state_dict().items() if isinstance(t, Tensor)}
+    facts = {"the model": tensors, "the number of ranks": distributed.world()}
+    return _hashed(
+        {**facts, **{f"the argument {name}": value for name, value in arguments.items()}}, Encoder(progress_table())
+    )
+
+
 def _hashed(facts: dict[str, Any], encoder: Encoder) -> Binding:
     tensors = {name: hashlib.sha256(container.raw(tensor)).hexdigest() for name, tensor in encoder.tensors.items()}
     words = {name: json.dumps([fact, _named_in(fact, tensors)]) for name, fact in facts.items()}
@@ -132,6 +144,10 @@ class Checkpoint(Keeper):
     @classmethod
     def of_tuning(cls, directory: Any, every: Any, bound_to: Binding, device: torch.device) -> Self:
         return cls(_directory(directory) / _TUNING, _seconds(every), bound_to, device)
+
+    @classmethod
+    def of_training(cls, directory: Any, every: Any, bound_to: Binding, device: torch.device) -> Self:
+        return cls(_directory(directory) / _TRAINING, _seconds(every), bound_to, device)
 
     def resumed(self) -> dict[str, Any] | None:
         state = self.read(self.path)
