@@ -253,7 +253,8 @@ class Loop:
             "optimizer": as_nodes(self.optimizer.state_dict(), "optimizer"),
             "schedule": None if self.schedule is None else as_nodes(self.schedule.state_dict(), "schedule"),
             "seeds": self.seeds.get_state(),
-            "loaders": self._loaders,
+            # Between epochs the loader's own generators stand where the last one left them.
+            "loaders": self._loaders if at.done else [g.get_state() for g in self.stream.generators()],
             "random": states_as_tensors(),
             "after_epoch": as_nodes(self.after_epoch.state(), "after_epoch"),
         }
@@ -281,6 +282,8 @@ class Loop:
             ) from error
         self.seeds.set_state(state["seeds"].cpu())
         self._loaders = [s.cpu() for s in state["loaders"]]
+        for generator, found in zip(self.stream.generators(), self._loaders, strict=True):
+            generator.set_state(found)
         self.after_epoch.restore(from_nodes(state["after_epoch"]))
         self._found_random = state["random"] if at.done else None
 
