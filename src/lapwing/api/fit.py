@@ -108,7 +108,7 @@ def fit(
             order, layout_choice = replace(order, prior=prior), _fixed(layout)
         view = order.looked_at(layout_choice)
         view = replace(view, linearised=agreed(view.linearised, wrapped is not model))
-        warn_of_mistakes(view.linearised, view.family, view.sites, view.x, view.y)
+        warn_of_mistakes(view.linearised, view.family, view.x, view.y)
         view, taken = view.with_fisher_for(view.room_for(chosen))
         estimate = view.estimate(taken, seeded(generator), _Keeping(checkpoint, every))
     _warn_of_dropped(batches, estimate.statistics.n)

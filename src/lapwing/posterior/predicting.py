@@ -19,11 +19,13 @@ from lapwing.posterior.trained import N_DRAWS
 from lapwing.predictive import Frame, Prediction
 from lapwing.predictive.link_rules import DEFAULT, as_link
 from lapwing.runtime.arguments import choose, counted, seeded
+from lapwing.runtime.free_memory import give_back
 from lapwing.runtime.progress import shown
 from lapwing.runtime.sandbox import random_state_kept
 
 _MOST_KEPT = 1 << 24  # numbers of such draws that are kept between calls
 _FLOATS_OF_DRAWS = 1 << 20  # of outputs at once: several passes over them stay in the cache
+_FLOATS_PASSED = 1 << 24  # of outputs, after which memory between the results is given back
 
 _OfPiece = Callable[[Fitted, ModelInput], Prediction]  # by the posterior for outputs of the piece's shape
 
@@ -62,15 +64,20 @@ def _by_pieces(
     posterior: Fitted, batches: Iterable[ModelInput], of_piece: _OfPiece, frame: Frame, n_draws: int
 ) -> Prediction:
     """Some inputs at a time, every one with the same random numbers: draws of all take no memory together."""
-    state, parts, sizes = frame.generator.get_state(), [], []
+    state, parts, sizes, passed = frame.generator.get_state(), [], [], 0
     for x in batches:
         with located(x.origin) if x.origin else nullcontext():
             at_x = posterior.at(x)
-            step = max(1, min(posterior.chunk_floats // 4, _FLOATS_OF_DRAWS) // (n_draws * at_x.linearised.k))
+            floats = n_draws * at_x.linearised.k
+            step = max(1, min(posterior.chunk_floats // 4, _FLOATS_OF_DRAWS) // floats)
             for piece in [x] if step >= x.n else [x.rows(slice(i, i + step)) for i in range(0, x.n, step)]:
                 frame.generator.set_state(state)
                 parts.append(of_piece(at_x, piece))
                 sizes.append(piece.n)
+                passed += piece.n * floats
+                if passed > _FLOATS_PASSED:
+                    give_back()
+                    passed = 0
     if not parts:
         raise InputError("predict: the data gave no batch: the loader or data set is empty.")
     return predictive.concatenated(parts, sizes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
@@ -27,6 +27,7 @@ from lapwing.errors import InputError, InputTypeError, StorageError, StructureEr
 from lapwing.likelihoods import CustomLikelihood, Likelihood
 from lapwing.linear_model import unshuffled
 from lapwing.network.linearised import Linearised
+from lapwing.network.module import Network
 from lapwing.posterior import Posterior
 from lapwing.runtime import distributed
 from lapwing.storage import container
@@ -39,7 +40,11 @@ from lapwing.storage.strict_json import strictly_parsed
 if TYPE_CHECKING:
     from typing import Self  # Python 3.11; annotations are not evaluated
 
+<<<<<<< HEAD
 _FIT, _TUNING, _TRAINING = "progress.lapwing", "tuning.lapwing", "training.lapwing"
+=======
+_FIT, _TUNING, _RECONSTRUCTION = "progress.lapwing", "tuning.lapwing", "reconstruction.lapwing"
+>>>>>>> main
 Binding = dict[str, str]
 
 
@@ -99,6 +104,7 @@ def tuning_binding(
     return _hashed(facts, encoder)
 
 
+<<<<<<< HEAD
 def training_binding(model: nn.Module, arguments: dict[str, Any]) -> Binding:
     """The tensors of the model by name and shape, since their values are what training changes; and how it is trained.
 
@@ -109,6 +115,17 @@ def training_binding(model: nn.Module, arguments: dict[str, Any]) -> Binding:
     return _hashed(
         {**facts, **{f"the argument {name}": value for name, value in arguments.items()}}, Encoder(progress_table())
     )
+=======
+def reconstruction_binding(network: nn.Module, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Binding:
+    """The network before its training, what it is trained on, and how."""
+    encoder = Encoder(progress_table())
+    facts = {
+        "the network": described(Network.lent(network)),
+        **{name: encoder.encode(tensor, name) for name, tensor in tensors.items()},
+        **{f"the argument {name}": value for name, value in options.items()},
+    }
+    return _hashed(facts, encoder)
+>>>>>>> main
 
 
 def _hashed(facts: dict[str, Any], encoder: Encoder) -> Binding:
@@ -146,8 +163,13 @@ class Checkpoint(Keeper):
         return cls(_directory(directory) / _TUNING, _seconds(every), bound_to, device)
 
     @classmethod
+<<<<<<< HEAD
     def of_training(cls, directory: Any, every: Any, bound_to: Binding, device: torch.device) -> Self:
         return cls(_directory(directory) / _TRAINING, _seconds(every), bound_to, device)
+=======
+    def of_reconstruction(cls, directory: Any, every: Any, bound_to: Binding, device: torch.device) -> Self:
+        return cls(_directory(directory) / _RECONSTRUCTION, _seconds(every), bound_to, device)
+>>>>>>> main
 
     def resumed(self) -> dict[str, Any] | None:
         state = self.read(self.path)

@@ -17,7 +17,7 @@ from lapwing.network.jacobian import (
     Images,
     Jacobian,
     OutputBlock,
-    ThinnedBlock,
+    SparseBlock,
 )
 from lapwing.operators import Arrangement, LowRankCurvature
 from lapwing.storage.codec import Entry, Table
@@ -62,7 +62,7 @@ _ROWS = {
     "Jacobian": Entry(Jacobian, _KeptRows.of, form=_KeptRows, restored=_KeptRows.restored),
     "OutputBlock": Entry(OutputBlock, _KeptOutput.of, form=_KeptOutput, restored=_KeptOutput.restored),
     "FactorBlock": Entry(FactorBlock, FactorBlock.formed),
-    "ThinnedBlock": Entry(ThinnedBlock, ThinnedBlock.formed),
+    "ThinnedBlock": Entry(SparseBlock, SparseBlock.formed),
     "Given": Entry(Given),
     "Images": Entry(Images),
     "DenseBlock": Entry(DenseBlock),

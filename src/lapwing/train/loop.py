@@ -167,6 +167,8 @@ class Loop:
         if self.settings.clip is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
         self.optimizer.step()
+        if self.settings.schedule_every == "step" and self.schedule is not None:
+            self._step_schedule(float(self.loss.parts.penalty - self.loss.parts.log_lik))
 
     def _count(self, n: int) -> None:
         parts = self.loss.parts
@@ -192,7 +194,8 @@ class Loop:
         seconds = monotonic() - started
         value = penalty - log_lik + self.loss.beta * kl
         at.history.append(Epoch(at.epoch, value, log_lik, penalty, kl, lr, seconds, found, **more))
-        self._step_schedule(found.get("nll", value))
+        if self.settings.schedule_every == "epoch":
+            self._step_schedule(found.get("nll", value))
         self._note_best()
         at.epoch, at.done, at.seed, at.sums, at.seconds = at.epoch + 1, 0, None, [0.0] * 4, 0.0
         if self.settings.callback is not None:

@@ -10,24 +10,18 @@ import torch
 from torch import nn
 
 from lapwing.api.fit import fit
-from lapwing.data import Columns
 from lapwing.errors import InputError
 from lapwing.likelihoods import Likelihood
-from lapwing.network.module import check_module, unwrapped
 from lapwing.posterior import Posterior, Run
 from lapwing.runtime import distributed
-from lapwing.runtime.arguments import counted, seeded
 from lapwing.runtime.sandbox import plain_tensors
-from lapwing.train.batch_loss import BatchLoss
 from lapwing.train.loop import Loop
 from lapwing.train.mean_field import MeanField
 from lapwing.train.objective import Objective
 from lapwing.train.penalised import PenalisedLikelihood
+from lapwing.train.preparation import bound_to, picked, prepared
 from lapwing.train.settings import Settings
-from lapwing.train.stream import Stream
 from lapwing.train.variational_laplace import VariationalLaplace
-
-_LOOP = tuple(Settings.__dataclass_fields__)
 
 
 def variational_laplace(
@@ -38,6 +32,7 @@ def variational_laplace(
     epochs: int,
     optimizer: Any = None,
     schedule: Any = None,
+    schedule_every: str = "epoch",
     lr: float = 1e-3,
     beta: float = 1.0,
     multiplier: float = 10,
@@ -63,7 +58,8 @@ def variational_laplace(
 
     `optimizer`: a function of parameter groups (Adam at `lr`, unless given), whose second group are the logarithms of
     the standard deviations, at `multiplier` times the learning rate. `schedule`: a function of the optimizer; it is
-    stepped after every epoch. Arrays and data sets are shuffled, `batch_size` rows at a time; a loader decides itself.
+    stepped after every epoch, or `schedule_every="step"`. Arrays and data sets are shuffled, `batch_size` rows at a
+    time; a loader decides itself.
     `n_data`: how many data an epoch has, counted unless given.
 
     `validation`: held-out data, measured after every epoch in `run.history`. `patience`: stop after so many epochs
@@ -79,7 +75,7 @@ def variational_laplace(
             'fisher="hessian" cannot be trained with: its variances grow without bound. Use "sampled", the default; '
             'look at it with lw.train.VariationalLaplace(..., fisher="hessian") under torch.no_grad().'
         )
-    settings = Settings(**_picked(locals()))
+    settings = Settings(**picked(locals()))
     make = partial(VariationalLaplace, fisher=fisher, draws=draws, allow_piecewise=allow_piecewise)
     return _variational("train.variational_laplace", make, settings, locals(), {"fisher": fisher, "draws": draws})
 
@@ -92,6 +88,7 @@ def mean_field(
     epochs: int,
     optimizer: Any = None,
     schedule: Any = None,
+    schedule_every: str = "epoch",
     lr: float = 1e-3,
     beta: float = 1.0,
     multiplier: float = 10,
@@ -116,7 +113,7 @@ def mean_field(
 
     `estimator`: "reparam" or "local". `run.posterior` predicts with 10 draws of the weights unless told otherwise.
     """
-    settings = Settings(**_picked(locals()))
+    settings = Settings(**picked(locals()))
     make = partial(MeanField, estimator=estimator, draws=draws)
     return _variational("train.mean_field", make, settings, locals(), {"estimator": estimator, "draws": draws})
 
@@ -129,6 +126,7 @@ def map(
     epochs: int,
     optimizer: Any = None,
     schedule: Any = None,
+    schedule_every: str = "epoch",
     lr: float = 1e-3,
     beta: float = 1.0,
     multiplier: float = 10,
@@ -154,11 +152,11 @@ def map(
     `run.posterior` is the Laplace posterior of `lw.fit` there, in this `structure`, under the same prior: one pass over
     the data when it is first asked for.
     """
-    settings = Settings(**_picked(locals()))
+    settings = Settings(**picked(locals()))
     given = locals()
     with distributed.together("train.map"), plain_tensors(), torch.enable_grad():
-        loss, stream, draws = _prepared("train.map", PenalisedLikelihood, given)
-        history = Loop(loss, stream, settings, "map", _bound("map", loss, {}), draws).run()
+        loss, stream, draws = prepared("train.map", PenalisedLikelihood, given)
+        history = Loop(loss, stream, settings, "map", bound_to("map", loss, {}), draws).run()
     assert isinstance(loss, PenalisedLikelihood)
     versions = [t._version for t in model.state_dict().values()]
 
@@ -187,46 +185,10 @@ def _variational(
     what: str, make: Callable[..., Objective], settings: Settings, given: dict[str, Any], facts: dict[str, Any]
 ) -> Run:
     with distributed.together(what), plain_tensors(), torch.enable_grad():
-        loss, stream, draws = _prepared(what, make, given)
+        loss, stream, draws = prepared(what, make, given)
         settings.warn_of_short_way(len(stream))
         word = what.removeprefix("train.")
-        history = Loop(loss, stream, settings, word, _bound(word, loss, facts), draws).run()
+        history = Loop(loss, stream, settings, word, bound_to(word, loss, facts), draws).run()
         assert isinstance(loss, Objective)
         posterior = loss.posterior(stream.batches)
     return Run(given["model"], history, lambda: posterior)
-
-
-def _prepared(what: str, make: Callable[..., Any], given: dict[str, Any]) -> tuple[Any, Stream, torch.Generator]:
-    """The loss of a batch and the data; whatever can be refused is refused here."""
-    model = given["model"]
-    check_module(what, model)
-    draws = distributed.of_this_rank(seeded(given["generator"]))
-    stream = Stream.of(given["data"], Columns.of(given["inputs"], given["targets"]), given["batch_size"])
-    n_data = given["n_data"]
-    n_data = sum(distributed.gathered(stream.n_data())) if n_data is None else counted("n_data", n_data, "datum")
-    x, y = stream.batches.first_of_all()
-    loss: BatchLoss = make(
-        unwrapped(model),
-        given["likelihood"],
-        n_data,
-        beta=given["beta"],
-        prior=given["prior"],
-        params=given["params"],
-        generator=draws,
-        inputs=given["inputs"],
-        targets=given["targets"],
-        example=x,
-    )
-    loss.look_at(x)
-    loss.check_targets(x, y)
-    return loss, stream, draws
-
-
-def _bound(word: str, loss: BatchLoss, facts: dict[str, Any]) -> dict[str, Any]:
-    """What an unfinished run must have in common with the one that goes on with it."""
-    assert loss.look is not None
-    return {"method": word, "beta": loss.beta, "likelihood": type(loss.look.family).__name__, **facts}
-
-
-def _picked(given: dict[str, Any]) -> dict[str, Any]:
-    return {name: given[name] for name in _LOOP}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lapwing.errors import InputError, InputTypeError, warn
-from lapwing.runtime.arguments import counted, positive_scale
+from lapwing.runtime.arguments import choose, counted, positive_scale
 from lapwing.train.batch_loss import BatchLoss
 
 _FAR_ENOUGH = 6.0  # nats that log σ should be able to travel: twice the way from its start to the prior
@@ -27,6 +27,7 @@ class Settings:
     epochs: int
     optimizer: Any = None
     schedule: Any = None
+    schedule_every: str = "epoch"
     lr: float = 1e-3
     multiplier: float = 10.0
     batch_size: int = 128
@@ -48,10 +49,14 @@ class Settings:
             counted("patience", self.patience, "epoch")
             if self.validation is None:
                 raise InputError("patience: stopping early needs held-out data, validation=(X, Y) or a loader.")
+        choose("schedule_every", self.schedule_every, {"epoch": False, "step": True})
         for name in ("optimizer", "schedule", "callback"):
             value = getattr(self, name)
             if value is not None and not callable(value):
                 raise InputTypeError(f"{name}: {_EXPECTED[name]}, got {type(value).__name__}.")
+
+    def with_schedule(self, schedule: Callable[[Optimizer], LRScheduler], every: str) -> Settings:
+        return replace(self, schedule=schedule, schedule_every=every)
 
     def made(self, loss: BatchLoss) -> tuple[Optimizer, LRScheduler | ReduceLROnPlateau | None]:
         """The optimizer of the loss's parameters, and the schedule of the optimizer."""
@@ -78,8 +83,9 @@ class Settings:
         if not isinstance(optimizer, _ADAMS):
             return
         way, start = 0.0, float(optimizer.param_groups[-1]["lr"])
-        for _ in range(self.epochs):
-            way += n_steps * float(optimizer.param_groups[-1]["lr"])
+        every = 1 if self.schedule_every == "step" else n_steps
+        for _ in range(self.epochs * n_steps // every):
+            way += every * float(optimizer.param_groups[-1]["lr"])
             if isinstance(schedule, LRScheduler):
                 optimizer.step()
                 schedule.step()
