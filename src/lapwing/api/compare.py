@@ -63,15 +63,22 @@ def compare(posteriors: Sequence[Posterior] | Mapping[str, Posterior]) -> Compar
 
     Evidences compare across architectures, sizes and priors. They do not compare across structures, whose determinants
     are approximated differently, nor between the trained weights and the linear mode; then a warning says so. A trained
-    posterior counts with its ELBO, a lower bound on log p(D), which a Laplace evidence is not: a warning says where
-    there are both.
+    posterior counts with its ELBO, a lower bound on log p(D), which a Laplace evidence is not: where there are both,
+    bounds are ranked apart, after the others.
     """
     named = _named(posteriors)
     caveats = tuple(_caveats(list(named.values())))
     for caveat in caveats:
         warn(caveat)
+    fitted = {name: p for name, p in named.items() if p.trained is None}
+    trained = {name: p for name, p in named.items() if p.trained is not None}
+    return Comparison((*_ranked(fitted), *_ranked(trained)), caveats)
+
+
+def _ranked(named: Mapping[str, Posterior]) -> list[Rank]:
+    """Best first, among numbers of one kind."""
     scores = {name: _score(p) for name, p in named.items()}
-    top = max(scores.values())
+    top = max(scores.values(), default=0.0)
     total = sum(exp(score - top) for score in scores.values())
     ranks = [
         Rank(
@@ -86,7 +93,7 @@ def compare(posteriors: Sequence[Posterior] | Mapping[str, Posterior]) -> Compar
         )
         for name, p in named.items()
     ]
-    return Comparison(tuple(sorted(ranks, key=lambda rank: rank.behind)), caveats)
+    return sorted(ranks, key=lambda rank: rank.behind)
 
 
 def _named(posteriors: Any) -> dict[str, Posterior]:
@@ -138,7 +145,7 @@ def _caveats(posteriors: list[Posterior]) -> list[str]:
     if 0 < sum(p.trained is not None for p in posteriors) < len(posteriors):
         caveats.append(
             "Some numbers are lower bounds on log p(D) (ELBO), others Laplace approximations of it, which may lie on "
-            "either side: rank them apart."
+            "either side: they are ranked apart."
         )
     points = sorted({_point(p) for p in posteriors if p.trained is None})
     if len(points) > 1:

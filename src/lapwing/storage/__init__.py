@@ -1,15 +1,17 @@
 """Posteriors and unfinished work on disk: written atomically, validated on load."""
 
-<<<<<<< HEAD
-from lapwing.storage.checkpoint import Checkpoint, binding, in_order, training_binding, tuning_binding
-=======
-from lapwing.storage.checkpoint import Checkpoint, binding, in_order, reconstruction_binding, tuning_binding
->>>>>>> main
+from lapwing.storage.checkpoint import (
+    Checkpoint,
+    binding,
+    in_order,
+    reconstruction_binding,
+    training_binding,
+    tuning_binding,
+)
 from lapwing.storage.in_step import InStep
 from lapwing.storage.posterior_file import load, save
 from lapwing.storage.state_tree import as_nodes, from_nodes
 
-<<<<<<< HEAD
 __all__ = [
     "Checkpoint",
     "InStep",
@@ -18,10 +20,8 @@ __all__ = [
     "from_nodes",
     "in_order",
     "load",
+    "reconstruction_binding",
     "save",
     "training_binding",
     "tuning_binding",
 ]
-=======
-__all__ = ["Checkpoint", "InStep", "binding", "in_order", "load", "reconstruction_binding", "save", "tuning_binding"]
->>>>>>> main

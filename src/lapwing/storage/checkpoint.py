@@ -40,11 +40,8 @@ from lapwing.storage.strict_json import strictly_parsed
 if TYPE_CHECKING:
     from typing import Self  # Python 3.11; annotations are not evaluated
 
-<<<<<<< HEAD
-_FIT, _TUNING, _TRAINING = "progress.lapwing", "tuning.lapwing", "training.lapwing"
-=======
-_FIT, _TUNING, _RECONSTRUCTION = "progress.lapwing", "tuning.lapwing", "reconstruction.lapwing"
->>>>>>> main
+_FIT, _TUNING = "progress.lapwing", "tuning.lapwing"
+_TRAINING, _RECONSTRUCTION = "training.lapwing", "reconstruction.lapwing"
 Binding = dict[str, str]
 
 
@@ -104,7 +101,6 @@ def tuning_binding(
     return _hashed(facts, encoder)
 
 
-<<<<<<< HEAD
 def training_binding(model: nn.Module, arguments: dict[str, Any]) -> Binding:
     """The tensors of the model by name and shape, since their values are what training changes; and how it is trained.
 
@@ -115,7 +111,8 @@ def training_binding(model: nn.Module, arguments: dict[str, Any]) -> Binding:
     return _hashed(
         {**facts, **{f"the argument {name}": value for name, value in arguments.items()}}, Encoder(progress_table())
     )
-=======
+
+
 def reconstruction_binding(network: nn.Module, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Binding:
     """The network before its training, what it is trained on, and how."""
     encoder = Encoder(progress_table())
@@ -125,7 +122,6 @@ def reconstruction_binding(network: nn.Module, tensors: Mapping[str, Tensor], op
         **{f"the argument {name}": value for name, value in options.items()},
     }
     return _hashed(facts, encoder)
->>>>>>> main
 
 
 def _hashed(facts: dict[str, Any], encoder: Encoder) -> Binding:
@@ -163,13 +159,12 @@ class Checkpoint(Keeper):
         return cls(_directory(directory) / _TUNING, _seconds(every), bound_to, device)
 
     @classmethod
-<<<<<<< HEAD
     def of_training(cls, directory: Any, every: Any, bound_to: Binding, device: torch.device) -> Self:
         return cls(_directory(directory) / _TRAINING, _seconds(every), bound_to, device)
-=======
+
+    @classmethod
     def of_reconstruction(cls, directory: Any, every: Any, bound_to: Binding, device: torch.device) -> Self:
         return cls(_directory(directory) / _RECONSTRUCTION, _seconds(every), bound_to, device)
->>>>>>> main
 
     def resumed(self) -> dict[str, Any] | None:
         state = self.read(self.path)
