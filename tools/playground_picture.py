@@ -44,7 +44,7 @@ def take() -> None:
     picture = Image.new("RGB", (width, max(part.height for part in parts)), "white")
     picture.paste(parts[0], (0, 0))
     picture.paste(parts[1], (parts[0].width + GAP, 0))
-    picture.resize((width * 3 // 4, picture.height * 3 // 4)).quantize(128).save(PICTURE, optimize=True)
+    picture.resize((width * 3 // 4, picture.height * 3 // 4)).save(PICTURE, optimize=True)
     print(f"{PICTURE}, {PICTURE.stat().st_size / 1e3:.0f} kB")
 
 
