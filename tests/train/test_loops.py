@@ -260,7 +260,7 @@ def test_unfinished_work_of_another_run_is_refused(tmp_path: Path):
 def test_early_stopping_returns_to_the_best():
     (x, y), model = task(), net()
     run = lw.train.variational_laplace(
-        model, (x, y), "classification", epochs=40, lr=0.3, batch_size=16, validation=(x[:20], 1 - y[:20]), patience=3
+        model, (x, y), "classification", epochs=40, lr=0.3, batch_size=16, patience=3, validation=(x[:20], 1 - y[:20])
     )
     values = [r.validation["nll"] for r in run.history]
     assert len(values) < 40 and len(values) - 1 - values.index(min(values)) == 3
