@@ -30,7 +30,8 @@ class Divergence(torch.nn.Module):
 
     def forward(self, means: Sequence[Tensor], log_std: Float[Tensor, " p"], variance: Float[Tensor, " p"]) -> Scalar:
         """`variance` is exp(2 `log_std`), in its graph: the penalty needs it too."""
-        spread = (variance * self.precision).sum(dtype=torch.float64) - 2 * log_std.sum(dtype=torch.float64)
+        # Products and sums in the parameters' own dtype: converting them first would write another copy.
+        spread = torch.dot(variance, self.precision).double() - 2 * log_std.sum().double()
         return 0.5 * (spread + self.constant + self.distance(means))
 
     def distance(self, means: Sequence[Tensor]) -> Scalar:
@@ -46,7 +47,7 @@ class _Distance(torch.autograd.Function):
         ctx.save_for_backward(prior_mean, precision, *means)
         total = torch.zeros((), dtype=torch.float64, device=precision.device)
         for away, weights in _away(prior_mean, precision, means):
-            total += (away * weights).mul_(away).sum(dtype=torch.float64)
+            total += torch.dot(away * weights, away).double()
         return total
 
     @staticmethod
