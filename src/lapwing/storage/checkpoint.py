@@ -94,7 +94,7 @@ def tuning_binding(
         "the likelihood": "own" if own else encoder.encode(posterior.likelihood, "likelihood"),
         "the prior": encoder.encode(posterior.prior, "prior"),
         "the curvature": encoder.encode(posterior.estimate, "estimate"),
-        "the number of ranks": distributed.world(),
+        "the number of ranks": distributed.world_size(),
         "the data, or their order,": reduce(_digest, data, ""),
         **{f"the argument {name}": value for name, value in arguments.items()},
     }
@@ -254,7 +254,7 @@ def _directory(directory: Any) -> Path:
     """Ranks keep their own progress, each in a directory of its own."""
     if not isinstance(directory, str | os.PathLike):
         raise InputTypeError(f"checkpoint: expected the path of a directory, got {type(directory).__name__}.")
-    path = Path(directory, f"rank{distributed.rank()}") if distributed.many() else Path(directory)
+    path = Path(directory, f"rank{distributed.rank()}") if distributed.is_distributed() else Path(directory)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,10 +1,10 @@
-"""Run the user's model without leaving a trace, in any number of threads."""
+"""Run the user's model without side effects on it or on global state, from any number of threads."""
 
 from lapwing.runtime.sandbox.borrowing import borrowed, install
 from lapwing.runtime.sandbox.copying import Template
 from lapwing.runtime.sandbox.process import (
     autocast_devices,
-    forward_mode_alone,
+    forward_mode_lock,
     plain_tensors,
     quiet_fallback,
     random_state_kept,
@@ -20,7 +20,7 @@ __all__ = [
     "UseOfTensors",
     "autocast_devices",
     "borrowed",
-    "forward_mode_alone",
+    "forward_mode_lock",
     "install",
     "plain_tensors",
     "quiet_fallback",
