@@ -120,20 +120,29 @@ class Found:
         return float(self.log_noise.exp())
 
 
-def maximise(evidence: Evidence, *, noise_var: float | None = None, max_iterations: int = 200) -> Found:
+def maximise(
+    evidence: Evidence,
+    *,
+    noise_var: float | None = None,
+    eta: Float[Tensor, " h"] | None = None,
+    max_iterations: int = 200,
+) -> Found:
     """L-BFGS from a short and from a long length scale; the better optimum.
 
-    `noise_var`: σ² where it is known, and held.
+    `noise_var`, `eta`: σ² or the hyperparameters where they are known, and held.
     """
-    lengths = (0.1, 1.0) if any(b.has_length for b in evidence.prior.blocks) else (1.0,)
-    runs = [_climbed(evidence, evidence.start(length), noise_var, max_iterations) for length in lengths]
+    lengths = (0.1, 1.0) if eta is None and any(b.has_length for b in evidence.prior.blocks) else (1.0,)
+    starts = [evidence.start(length) for length in lengths]
+    runs = [_climbed(evidence, start, noise_var, eta, max_iterations) for start in starts]
     best = min(runs, key=lambda run: run.loss)
     odd = () if evidence.variation is None else evidence.variation.not_monotone(evidence.prior.settings(best.eta))
     return replace(best, at_bound=_at_bound(evidence, best), not_monotone=odd)
 
 
-def _climbed(evidence: Evidence, start: Tensor, noise_var: float | None, max_iterations: int) -> Found:
-    low, high = evidence.prior.bounds
+def _climbed(
+    evidence: Evidence, start: Tensor, noise_var: float | None, eta: Tensor | None, max_iterations: int
+) -> Found:
+    low, high = evidence.prior.bounds if eta is None else (eta, eta)
     least, most = evidence.noise_bounds
     at = start.clone().requires_grad_()
     best: list[Any] = [inf, start]
@@ -158,8 +167,7 @@ def _climbed(evidence: Evidence, start: Tensor, noise_var: float | None, max_ite
 
     with torch.enable_grad():
         optimiser.step(closure)
-    eta, log_noise = split(best[1])
-    return Found(eta, log_noise, best[0], tuple(history))
+    return Found(*split(best[1]), best[0], tuple(history))
 
 
 def _at_bound(evidence: Evidence, found: Found) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from lapwing.linalg import add_gram_, mirror_
 Through = Callable[[Tensor], Tensor]
 KINDS = ("blocks", "one", "g")
 VARIANCE, LENGTH = "variance", "length_scale"
-_SLAB = 1 << 24  # numbers of J that are worked on at a time
+_SLAB = 1 << 22  # numbers of J that are worked on at a time
 LOG_BOUNDS = {VARIANCE: (-23.0, 23.0), LENGTH: (-4.61, 4.61)}
 
 
