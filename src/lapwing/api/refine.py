@@ -10,7 +10,6 @@ import torch
 
 from lapwing import refinement
 from lapwing.api import words
-from lapwing.curvature import GP
 from lapwing.data.targets import observed
 from lapwing.errors import InputError, InputTypeError, StructureError
 from lapwing.linear_model import in_fixed_order
@@ -110,7 +109,7 @@ def _stopped(
 
 
 def _check(posterior: Posterior) -> None:
-    if isinstance(posterior.structure, GP) and posterior.structure.n_points is not None:
+    if posterior.structure.n_points is not None:
         raise StructureError(
             f"refine: the {posterior.structure.n_points} points of this GP stand for the data at the network's "
             'outputs; elsewhere others would. Fit lw.GP(..., mean="newton"), or refine lw.GP() on all data.'

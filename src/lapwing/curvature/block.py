@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from lapwing._types import State
-from lapwing.curvature.full import DenseSum
-from lapwing.curvature.structure import Structure
+from lapwing.curvature.full import DenseSum, rows_or_matrix_bytes
+from lapwing.curvature.structure import Structure, Trial
 from lapwing.curvature.summation import Accumulator
+from lapwing.curvature.survey import plural
+from lapwing.curvature.workload import Workload
 from lapwing.network.jacobian import Jacobian, RowSizes
 from lapwing.network.parameters import ParamLayout
 from lapwing.operators import BlockDiagonalCurvature, Curvature
@@ -31,6 +33,13 @@ class Block(Structure):
 
     def row_floats(self, sizes: RowSizes) -> int:
         return 2 * sizes.dense
+
+    def peak_bytes(self, work: Workload, trial: Trial) -> tuple[int, int, int]:
+        largest = max(s.stop - s.start for s in work.layout.module_slices.values())
+        return rows_or_matrix_bytes(self, work, trial, None, largest)
+
+    def coverage(self, work: Workload) -> str:
+        return plural(len(work.layout.modules), "dense block")
 
 
 class _BlockSums(Accumulator):

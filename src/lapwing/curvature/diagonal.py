@@ -12,6 +12,7 @@ from lapwing.curvature.layer_products import LayerProducts
 from lapwing.curvature.output_layer import OutputTerms
 from lapwing.curvature.structure import Structure
 from lapwing.curvature.summation import Accumulator
+from lapwing.curvature.workload import Workload
 from lapwing.linalg import single_or_better
 from lapwing.network.jacobian import EmbeddingBlock, FactorBlock, Jacobian, RowSizes
 from lapwing.network.parameters import ParamLayout
@@ -26,6 +27,7 @@ class Diag(Structure):
     by_column = True
     additive = True
     resumable = True
+    sketches = True
 
     def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
         return DiagonalSum(layout.p, device)
@@ -35,6 +37,14 @@ class Diag(Structure):
 
     def row_floats(self, sizes: RowSizes) -> int:
         return sizes.factored
+
+    def fit_macs(self, work: Workload) -> float:
+        if work.closed_output:
+            return work.pass_macs + sum(tile.macs for tile in work.tiles)
+        return work.pass_macs + sum(tile.macs * (work.columns if tile.r > 1 else 1) for tile in work.tiles)
+
+    def coverage(self, work: Workload) -> str:
+        return "exact diagonal"
 
 
 class DiagonalSum(Accumulator):

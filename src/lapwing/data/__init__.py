@@ -1,4 +1,4 @@
-"""The user's data → (ModelInput, targets), re-iterable."""
+"""Everything between the user's loader and (x, encoded y): batches, columns, targets, order."""
 
 from lapwing.data.batches import Batches, Unlabelled, as_batches, as_inputs, is_array
 from lapwing.data.columns import Columns

@@ -146,7 +146,7 @@ class Network:
             raise ModelError(
                 f"The model's own forward pass raised {type(error).__name__}: {error} "
                 f"(it was called with {x.described()}). Check that the data are what the model was trained on."
-                f"{x.advice() or _columns_advice(error, x)}"
+                f"{_no_forward_advice(error) or x.advice() or _columns_advice(error, x)}"
             ) from error
 
 
@@ -166,6 +166,13 @@ def _logits(output: Any) -> Tensor:
         f"The model returned {what}; expected a tensor (B, C), (B, …, C) or (B,), or an object with `.logits` or a "
         "mapping with 'logits'. Wrap the model so that its forward returns the outputs only."
     )
+
+
+def _no_forward_advice(error: Exception) -> str:
+    """What to do about a module without a forward pass, as a LightningModule may be."""
+    if not isinstance(error, NotImplementedError) or "forward" not in str(error):
+        return ""
+    return " Define forward(self, x), or pass the network that the module holds."
 
 
 def _columns_advice(error: Exception, x: ModelInput) -> str:

@@ -1,4 +1,4 @@
-"""Posteriors and unfinished work on disk: one file each, replaced whole, trusted in nothing."""
+"""Posteriors and unfinished work on disk: written atomically, validated on load."""
 
 from lapwing.storage.checkpoint import Checkpoint, binding, in_order, reconstruction_binding, tuning_binding
 from lapwing.storage.in_step import InStep

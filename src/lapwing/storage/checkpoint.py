@@ -33,7 +33,7 @@ from lapwing.storage import container
 from lapwing.storage.atomic import replace_file
 from lapwing.storage.binding import described
 from lapwing.storage.codec import Decoder, Encoder
-from lapwing.storage.progress_table import PROGRESS_TABLE
+from lapwing.storage.progress_table import progress_table
 from lapwing.storage.strict_json import strictly_parsed
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def binding(
             f"checkpoint: the unfinished sums of {structure.described} cannot be written down. Fit without checkpoint, "
             'or use "full", "block", "kron", "ekfac" or "diag".'
         )
-    encoder = Encoder(PROGRESS_TABLE)
+    encoder = Encoder(progress_table())
     own = isinstance(likelihood, CustomLikelihood)
     facts = {
         "the model": described(linearised.network),
@@ -85,7 +85,7 @@ def tuning_binding(
 
     The data as well: the linear model's outputs are written down in their order, and each rank has those of its shard.
     """
-    encoder = Encoder(PROGRESS_TABLE)
+    encoder = Encoder(progress_table())
     own = isinstance(posterior.likelihood, CustomLikelihood)
     facts = {
         "the model": described(posterior.linearised.network),
@@ -182,7 +182,7 @@ class Checkpoint(Keeper):
 
     def write(self, path: Path, state: dict[str, Any]) -> bool:
         """Whether it was written."""
-        encoder = Encoder(PROGRESS_TABLE)
+        encoder = Encoder(progress_table())
         node = encoder.encode({**state, "seen": self._seen}, "state")
         content = container.Content(json.dumps({"bound_to": self.bound_to, "state": node}), encoder.tensors)
         try:
@@ -207,7 +207,7 @@ class Checkpoint(Keeper):
         if not isinstance(document, dict) or document.keys() != {"bound_to", "state"}:
             raise StorageError("it is no unfinished work.")
         self._check(document["bound_to"])
-        decoder = Decoder(PROGRESS_TABLE, content.tensors)
+        decoder = Decoder(progress_table(), content.tensors)
         state = decoder.decode(document["state"], self.device)
         decoder.check_all_used()
         return state
