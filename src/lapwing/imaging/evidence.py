@@ -39,12 +39,12 @@ class Evidence:
     def m(self) -> int:
         return len(self.target)
 
-    def loss(self, eta: Float[Tensor, " h"], log_noise: Scalar) -> Scalar:
+    def loss(self, eta: Float[Tensor, " q"], log_noise: Scalar) -> Scalar:
         """F, TV-PredCP included."""
         value = self.plain(eta, log_noise)
         return value if self.variation is None else value + self.variation(self.prior.settings(eta))
 
-    def plain(self, eta: Float[Tensor, " h"], log_noise: Scalar) -> Scalar:
+    def plain(self, eta: Float[Tensor, " q"], log_noise: Scalar) -> Scalar:
         """F without it."""
         K = self.covariance(eta, log_noise)
         log_det, quad = _LogDetAndQuad.apply(K, self.target)
@@ -54,10 +54,10 @@ class Evidence:
         fit = residual.square().sum() / log_noise.exp()
         return 0.5 * log_det + 0.5 * fit + 0.5 * self.prior.quadratic(eta, scatters)
 
-    def log_evidence(self, eta: Float[Tensor, " h"], log_noise: Scalar) -> Scalar:
+    def log_evidence(self, eta: Float[Tensor, " q"], log_noise: Scalar) -> Scalar:
         return -self.plain(eta, log_noise) - 0.5 * self.m * log(2 * pi)
 
-    def covariance(self, eta: Float[Tensor, " h"], log_noise: Scalar) -> Float[Tensor, "m m"]:
+    def covariance(self, eta: Float[Tensor, " q"], log_noise: Scalar) -> Float[Tensor, "m m"]:
         """K."""
         K = (self.prior.coefficients(eta) @ self.grams.flatten(1)).reshape(self.m, self.m)
         return K + log_noise.exp() * torch.eye(self.m, dtype=K.dtype)
@@ -67,7 +67,7 @@ class Evidence:
         size = max(float(self.target.square().mean()), 1e-300)
         return log(_NOISE_BOUNDS[0] * size), log(_NOISE_BOUNDS[1] * size)
 
-    def start(self, length: float) -> Float[Tensor, " h1"]:
+    def start(self, length: float) -> Float[Tensor, " q1"]:
         """(η, log σ²) of one common variance and one length scale, the best on a grid; one eigendecomposition."""
         eta = self.prior.start(1.0, length)
         K = (self.prior.coefficients(eta) @ self.grams.flatten(1)).reshape(self.m, self.m)
@@ -108,7 +108,7 @@ class _LogDetAndQuad(torch.autograd.Function):
 class Found:
     """Hyperparameters at an optimum, the path there, and what is odd about them."""
 
-    eta: Float[Tensor, " h"]
+    eta: Float[Tensor, " q"]
     log_noise: Scalar
     loss: float
     history: tuple[float, ...]
@@ -124,7 +124,7 @@ def maximise(
     evidence: Evidence,
     *,
     noise_var: float | None = None,
-    eta: Float[Tensor, " h"] | None = None,
+    eta: Float[Tensor, " q"] | None = None,
     max_iterations: int = 200,
 ) -> Found:
     """L-BFGS from a short and from a long length scale; the better optimum.

@@ -112,7 +112,7 @@ class LinearImage:
         noise_var = max(float(residual.square().mean()), 1e-300)
         return VariationPrior(blocks, *rates(scale, self.r.tv, self.A.linear.m, noise_var))
 
-    def way(self, eta: Float[Tensor, " h"], noise_var: float, effort: Effort) -> Way:
+    def way(self, eta: Float[Tensor, " q"], noise_var: float, effort: Effort) -> Way:
         if self.rows is not None:
             return DenseWay(self.A, self.prior.covariance(eta, self.rows), noise_var)
         rows = self.measured_rows if self.plan.keeps_rows else None

@@ -45,7 +45,7 @@ class SampledWay(Way):
     A: Operator
     J: ImageJacobian
     prior: ImagePrior
-    eta: Float[Tensor, " h"]
+    eta: Float[Tensor, " q"]
     noise_var: float
     effort: Effort = Effort()
     rows: Float[Tensor, "m p"] | None = None

@@ -44,7 +44,7 @@ class ImagingPosterior:
     operator: Operator
     mean: Float[Tensor, "h w"]
     prior: ImagePrior
-    eta: Float[Tensor, " h"]  # logarithms of the hyperparameters
+    eta: Float[Tensor, " q"]  # logarithms of the hyperparameters
     noise_std: float
     way: Way
     mode: str
