@@ -226,7 +226,8 @@ def test_g_prior(r) -> None:
     torch.testing.assert_close(post.covariance(), truth, rtol=1e-6, atol=1e-8 * float(truth.diagonal().max()))
 
 
-def test_refitted_mode_is_below_the_linear_modes_evidence(r, post) -> None:
+def test_refitted_mode_is_below_the_linear_modes_evidence(r, post, monkeypatch) -> None:
+    monkeypatch.setattr("lapwing.imaging.refit._STEPS", 40)
     refit = lw.imaging.posterior(
         r, mode="refit_tv", hyperparameters=post.hyperparameters, noise_std=post.noise_std, progress=False
     )

@@ -66,19 +66,19 @@ class Operator:
     def __repr__(self) -> str:
         return f"Operator({self.name}, images {self.image_shape} → data {self.data_shape})"
 
-    def __call__(self, image: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    def __call__(self, image: Any) -> Float[Tensor, "..."]:
         """A x."""
         x = self._given(image, self.image_shape, "an image")
         lead = x.shape[: x.ndim - len(self.image_shape)]
         return self.linear(x.reshape(*lead, -1)).reshape(*lead, *self.data_shape)
 
-    def adjoint(self, data: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    def adjoint(self, data: Any) -> Float[Tensor, "..."]:
         """Aᵀ y."""
         y = self._given(data, self.data_shape, "data")
         lead = y.shape[: y.ndim - len(self.data_shape)]
         return self.linear.transposed(y.reshape(*lead, -1)).reshape(*lead, *self.image_shape)
 
-    def fbp(self, data: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    def fbp(self, data: Any) -> Float[Tensor, "..."]:
         """The filtered back-projection, of projections only."""
         if self.filtered is None:
             raise StructureError(

@@ -101,7 +101,7 @@ def tuning_binding(
 
 def reconstruction_binding(network: nn.Module, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Binding:
     """The network before its training, what it is trained on, and how."""
-    encoder = Encoder(PROGRESS_TABLE)
+    encoder = Encoder(progress_table())
     facts = {
         "the network": described(Network.lent(network)),
         **{name: encoder.encode(tensor, name) for name, tensor in tensors.items()},
