@@ -17,6 +17,7 @@ from lapwing._types import Float, Tensor
 from lapwing.data.inputs import ModelInput, as_input
 from lapwing.errors import LapwingError
 from lapwing.imaging.blocks import weights
+from lapwing.network.jacobian import Jacobian
 from lapwing.network.linearised import Linearised, Trace
 from lapwing.network.products import Jvp, choose_jvp
 from lapwing.network.rule_check import linearise
@@ -87,14 +88,20 @@ class ImageJacobian:
         with self.traced() as trace:
             for start in shown(starts, total=len(starts), what="linearising", progress=progress):
                 some = U[start : start + step].to(trace.f)
-                J = trace.rows(some.T[None])
-                yield slice(start, start + len(some)), J.dense()[0].to("cpu", self.dtype)
+                yield slice(start, start + len(some)), self._written(trace.rows(some.T[None]))
 
     def all_rows(self, U: Float[Tensor, "m d"], *, progress: bool | None = False) -> Float[Tensor, "m p"]:
         """U J in one piece."""
         out = torch.empty(len(U), self.p, dtype=self.dtype)
         for place, rows in self.rows(U, progress=progress):
             out[place] = rows
+        return out
+
+    def _written(self, J: Jacobian) -> Float[Tensor, "c p"]:
+        out = torch.zeros(J.c, self.p, dtype=self.dtype)
+        for block in J.blocks:
+            for place, part in zip(block.slices, block.parts(), strict=True):
+                out[:, place] = part[0].to("cpu", self.dtype)
         return out
 
     def push(self, v: Float[Tensor, "m p"]) -> Float[Tensor, "m d"]:
