@@ -41,6 +41,7 @@ ORDER = [
     "storage",
     "imaging",
     "api",
+    "train",
     "cli",
     "bench",
 ]

@@ -3,7 +3,7 @@
 import warnings
 from typing import Any
 
-from lapwing import imaging
+from lapwing import imaging, train
 from lapwing.api.compare import Comparison, compare
 from lapwing.api.fit import fit, plan, prior
 from lapwing.api.merge import merge
@@ -126,6 +126,7 @@ __all__ = [
     "prior",
     "refine",
     "save",
+    "train",
     "tune",
 ]
 

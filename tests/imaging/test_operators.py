@@ -9,6 +9,13 @@ import torch
 import lapwing as lw
 from lapwing.imaging.projections import joseph_matrix
 
+
+def _back(y: torch.Tensor) -> torch.Tensor:
+    x = torch.zeros(6, 6, dtype=y.dtype)
+    x[:, ::2] = y.flip(0).cumsum(0).flip(0)
+    return x
+
+
 OPERATORS = {
     "radon": lambda: lw.imaging.radon(9, 7),
     "radon, given angles": lambda: lw.imaging.radon(8, [0.0, 0.3, 1.2, 2.9], 13, 0.7),
@@ -18,20 +25,12 @@ OPERATORS = {
     "fourier, columns": lambda: lw.imaging.fourier((6, 8), torch.arange(8) % 3 == 0),
     "dense": lambda: lw.imaging.Operator(_random(11, 30), (5, 6)),
     "sparse": lambda: lw.imaging.Operator(_random(11, 30).relu().to_sparse(), (5, 6)),
-    "functions": lambda: lw.imaging.Operator(
-        image_shape=(6, 6), forward=lambda x: x.cumsum(0)[:, ::2], adjoint=lambda y: _back(y)
-    ),
+    "functions": lambda: lw.imaging.Operator(image_shape=(6, 6), forward=lambda x: x.cumsum(0)[:, ::2], adjoint=_back),
 }
 
 
 def _random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-
-
-def _back(y: torch.Tensor) -> torch.Tensor:
-    x = torch.zeros(6, 6, dtype=y.dtype)
-    x[:, ::2] = y.flip(0).cumsum(0).flip(0)
-    return x
 
 
 @pytest.fixture(params=OPERATORS, ids=str)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from math import log, pi
 
-import imaging_oracle as oracle
 import pytest
 import torch
 
+import imaging_oracle as oracle
 import lapwing as lw
 from lapwing.imaging.distances import class_grams, taps
 from lapwing.imaging.evidence import Evidence, maximise
@@ -25,7 +25,9 @@ def r() -> lw.imaging.Reconstruction:
     truth = ((at[:, None] ** 2 + at**2) < 7).double() * 0.8
     noise = torch.randn(A.data_shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     network = lw.imaging.UNet((3, 4), skips=1, seed=1).double()
-    return lw.imaging.reconstruct(A, A(truth) + 0.1 * noise, network=network, steps=150, tv=1e-3, lr=3e-3, progress=False)
+    return lw.imaging.reconstruct(
+        A, A(truth) + 0.1 * noise, network=network, steps=150, tv=1e-3, lr=3e-3, progress=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +187,8 @@ def test_expected_total_variation(r, post) -> None:
     block, J, name = _variation(r, post)
     v, length = torch.tensor(0.4).double(), torch.tensor(0.9).double()
     names = oracle.blocks(r.network)
-    values = {f"{b}.{what}": 1e-300 if what == "variance" else 1.0 for b in set(names.values()) for what in ("variance", "length_scale")}
+    kinds = {"variance": 1e-300, "length_scale": 1.0}
+    values = {f"{b}.{kind}": least for b in set(names.values()) for kind, least in kinds.items()}
     values |= {f"{name}.variance": 0.4, f"{name}.length_scale": 0.9}
     cov = J @ oracle.prior_covariance(r.network, names, values) @ J.T
     assert float(block.kappa(v.log(), length.log())) == pytest.approx(oracle.kappa(post.mean, cov), rel=1e-7)
@@ -218,7 +221,7 @@ def test_hyperparameters_may_be_given(r) -> None:
 
 def test_g_prior(r) -> None:
     post = lw.imaging.posterior(r, prior="g", progress=False)
-    x, J, _ = oracle.jacobian(r.network, r.input)
+    _, J, _ = oracle.jacobian(r.network, r.input)
     A = r.operator.matrix()
     scale = 1 / (A @ J).square().mean(0).sqrt().clamp(min=1e-6)
     S = torch.diag(post.hyperparameters["variance"] * scale**2)

@@ -1,4 +1,4 @@
-"""Deep image priors: the loss, the best so far, interruption, what the user's things look like afterwards, bad input."""
+"""Deep image priors: the loss, the best so far, interruption, what is left of the user's things, bad input."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ def jacobian(network: nn.Module, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rows = []
     for pixel in image:
         g = torch.autograd.grad(pixel, list(inferred.values()), retain_graph=True, allow_unused=True)
-        rows.append(torch.cat([torch.zeros(p.numel()) if v is None else v.reshape(-1) for v, p in zip(g, inferred.values())]))
+        filled = [torch.zeros_like(p) if v is None else v for v, p in zip(g, inferred.values(), strict=True)]
+        rows.append(torch.cat([v.reshape(-1) for v in filled]))
     theta = torch.cat([p.detach().reshape(-1) for p in inferred.values()])
     return image.detach(), torch.stack(rows), theta
 
@@ -31,8 +32,8 @@ def filter_covariance(kernel: tuple[int, int], length: float) -> Tensor:
     grid = [(i, j) for i in range(kernel[0]) for j in range(kernel[1])]
     C = torch.zeros(len(grid), len(grid), dtype=torch.float64)
     for a, (i, j) in enumerate(grid):
-        for b, (k, l) in enumerate(grid):
-            C[a, b] = exp(-sqrt((i - k) ** 2 + (j - l) ** 2) / length) + (1e-6 if a == b else 0.0)
+        for b, (k, m) in enumerate(grid):
+            C[a, b] = exp(-sqrt((i - k) ** 2 + (j - m) ** 2) / length) + (1e-6 if a == b else 0.0)
     return C
 
 

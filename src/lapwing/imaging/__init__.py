@@ -9,6 +9,7 @@ Antorán, Barbano, Leuschner, Hernández-Lobato and Jin (2022), "Uncertainty est
 linearised deep image prior".
 """
 
+from lapwing.imaging import files as _files  # noqa: F401  (lw.save and lw.load of what is here)
 from lapwing.imaging.filters import blur, fourier
 from lapwing.imaging.fitting import posterior
 from lapwing.imaging.operator import Operator

@@ -38,8 +38,8 @@ class Objective:
     """mean((A f − y)²) + γ TV(f), over the measurements where the mask is true."""
 
     A: Operator
-    y: Float[Tensor, "..."]
-    z: Float[Tensor, "..."]
+    y: Tensor
+    z: Tensor
     gamma: float
     mask: Tensor | None
     truth: Tensor | None

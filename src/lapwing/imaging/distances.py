@@ -2,9 +2,9 @@
 
     C(ℓ) = Σ_r exp(−r/ℓ) E_r,   E_r the 0/1 matrix of the pairs at distance r
 
-so that J C(ℓ) Jᵀ = Σ_r exp(−r/ℓ) J E_r Jᵀ, whose matrices J E_r Jᵀ do not depend on ℓ. E_r commutes with the reflections
-of the grid (and with its transposition, if it is square): in a basis of even and odd filters it falls into small
-blocks, and all products J E_r Jᵀ come from the inner products of those parts.
+so that J C(ℓ) Jᵀ = Σ_r exp(−r/ℓ) J E_r Jᵀ, whose matrices J E_r Jᵀ do not depend on ℓ. E_r commutes with the
+reflections of the grid (and with its transposition, if it is square): in a basis of even and odd filters it falls into
+small blocks, and all products J E_r Jᵀ come from the inner products of those parts.
 """
 
 from __future__ import annotations

@@ -54,7 +54,9 @@ def fourier(n: int | tuple[int, int], mask: Any) -> Operator:
     if not bool(seen.any()):
         raise InputError("fourier: the mask keeps no frequency, so there would be no data.")
     count = int(seen.sum())
-    return Operator(FourierMap(seen), sizes, data_shape=(2, count), name=f"fourier, {count} of {seen.numel()} frequencies")
+    return Operator(
+        FourierMap(seen), sizes, data_shape=(2, count), name=f"fourier, {count} of {seen.numel()} frequencies"
+    )
 
 
 def _along(n: int, std: float, edges: str) -> Float[Tensor, "n n"]:

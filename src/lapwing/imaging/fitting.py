@@ -8,7 +8,7 @@ from lapwing.errors import InputError, InputTypeError, warn
 from lapwing.imaging.blocks import blocks_of, one_block, weights
 from lapwing.imaging.evidence import Found, maximise
 from lapwing.imaging.linear_image import LinearImage
-from lapwing.imaging.planning import sized
+from lapwing.imaging.planning import WAYS, sized
 from lapwing.imaging.prior import KINDS, ImagePrior
 from lapwing.imaging.reconstruction import Reconstruction
 from lapwing.imaging.sampled import Effort
@@ -34,6 +34,7 @@ def posterior(
     hyperparameters: Any = None,
     correction: bool = False,
     memory: str | float | None = None,
+    way: str = "auto",
     effort: Effort = Effort(),  # noqa: B008
     progress: bool | None = None,
 ) -> ImagingPosterior:
@@ -43,9 +44,10 @@ def posterior(
     taps), "one" (one variance) or "g" (one variance of scaled columns). `tv_prior`: total variation as a prior over the
     length scales (TV-PredCP), of the weight that the reconstruction used. `mode`: at which weights the evidence is
     evaluated. `noise_std`, `hyperparameters`: given where they are known; the evidence chooses the others.
-    `correction`: the image-noise correction of the paper.
+    `correction`: the image-noise correction of the paper. `way`: "dense" or "matrixfree" where the planner is not to
+    choose; `effort`: what the samples of the latter may cost.
     """
-    _check(r, prior, tv_prior, mode, predcp_scale, effort)
+    _check(r, prior, tv_prior, mode, predcp_scale, way, effort)
     sigma = None if noise_std is None else positive("noise_std", noise_std)
     layout = weights(r.network)
     chosen = blocks_of(r.network, layout, blocks) if prior == "blocks" else one_block(layout)
@@ -53,7 +55,8 @@ def posterior(
     eta = None if hyperparameters is None else weights_prior.read(hyperparameters)
     n_grams = weights_prior.classes[-1].stop
     itemsize = max(t.element_size() for t in r.network.parameters())
-    sizes = sized(r.operator.linear.d, r.operator.linear.m, layout.p, n_grams, itemsize, parse_memory(memory))
+    A = r.operator.linear
+    sizes = sized(A.d, A.m, layout.p, n_grams, itemsize, parse_memory(memory), way)
     with random_state_kept():
         model = LinearImage.of(r, weights_prior, sizes, progress)
         inserted = model.inserted(mode)
@@ -64,10 +67,10 @@ def posterior(
             found = maximise(evidence, noise_var=None if sigma is None else sigma**2, eta=eta)
             _tell(found)
             eta, sigma = found.eta, found.noise_var**0.5
-        way = model.way(eta, sigma**2, effort)
+        held = model.way(eta, sigma**2, effort)
     chosen_here = found if hyperparameters is None else None
     post = ImagingPosterior(
-        r.operator, model.image, model.prior, eta, sigma, way, mode, inserted, chosen_here, 0.0, r.input, r.network
+        r.operator, model.image, model.prior, eta, sigma, held, mode, inserted, chosen_here, 0.0, r.input, r.network
     )
     return post.corrected() if correction else post
 
@@ -80,10 +83,11 @@ def _tell(found: Found) -> None:
         )
 
 
-def _check(r: Any, prior: Any, tv_prior: Any, mode: Any, predcp_scale: Any, effort: Any) -> None:
+def _check(r: Any, prior: Any, tv_prior: Any, mode: Any, predcp_scale: Any, way: Any, effort: Any) -> None:
     if not isinstance(r, Reconstruction):
         raise InputTypeError(f"posterior: expected what lw.imaging.reconstruct gave, got {type(r).__name__}.")
-    for argument, value, known in (("prior", prior, KINDS), ("mode", mode, MODES), ("predcp_scale", predcp_scale, SCALES)):
+    words = (("prior", prior, KINDS), ("mode", mode, MODES), ("predcp_scale", predcp_scale, SCALES), ("way", way, WAYS))
+    for argument, value, known in words:
         if value not in known:
             raise InputError(f"posterior: {argument} must be one of {', '.join(map(repr, known))}; got {value!r}.")
     if not isinstance(effort, Effort):

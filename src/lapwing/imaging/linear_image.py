@@ -55,7 +55,7 @@ class LinearImage:
         if plan.way == "dense":
             rows = J.all_rows(torch.eye(J.n_pixels, dtype=torch.float64), progress=progress)
         else:
-            measured_rows = J.all_rows(_rows_of(A, measured), progress=progress)
+            measured_rows = J.all_rows(rows_of(A, measured), progress=progress)
         self = cls(r, J, prior, plan, flat.reshape(A.image_shape), offset, measured, rows, measured_rows, progress)
         return self._scaled() if prior.kind == "g" else self
 
@@ -139,7 +139,7 @@ class LinearImage:
         return replace(self, prior=replace(self.prior, scale=1 / size.clamp(min=_LEAST_SCALE)))
 
 
-def _rows_of(A: Operator, which: Tensor) -> Float[Tensor, "r d"]:
+def rows_of(A: Operator, which: Tensor) -> Float[Tensor, "r d"]:
     """Some rows of A, as images."""
     units = torch.zeros(len(which), A.linear.m, dtype=torch.float64)
     units[torch.arange(len(which)), which] = 1.0

@@ -16,12 +16,13 @@ from lapwing.planning.budget import in_words, parse_memory
 
 _WORK = 4  # matrices of d × d in work at a time: S, its root, the covariance, a product
 _SLAB_BYTES = 6 * (1 << 22) * 8  # of rows that are converted and multiplied at a time
+WAYS = ("auto", "dense", "matrixfree")
 _FEWEST = 64  # measurements that the evidence can do with
 
 
 @dataclass(frozen=True, repr=False)
 class ImagingPlan:
-    """"dense": the Jacobian is stored and every answer is exact. "matrixfree": products, samples with an error."""
+    """ "dense": the Jacobian is stored and every answer is exact. "matrixfree": products, samples with an error."""
 
     way: str
     why: str
@@ -36,13 +37,15 @@ class ImagingPlan:
     passes: int  # of the network, forwards and backwards, to linearise
 
     def __repr__(self) -> str:
-        rows = "all of them" if self.n_evidence == self.n_measurements else f"{self.n_evidence:,} of them, evenly spaced"
+        rows = (
+            "all of them" if self.n_evidence == self.n_measurements else f"{self.n_evidence:,} of them, evenly spaced"
+        )
         solver = "K factorised" if self.keeps_rows else "conjugate gradients"
         return (
             f"{self.n_pixels:,} pixels, {self.n_measurements:,} measurements, {self.n_weights:,} weights\n"
             f"dense       {in_words(self.dense_bytes):>9}  exact covariance\n"
             f"matrixfree  {in_words(self.matrixfree_bytes):>9}  samples, {solver}\n"
-            f"of {in_words(self.memory)} allowed: {self.way} ({self.why}), about {self.passes:,} passes of the network\n"
+            f"of {in_words(self.memory)} allowed: {self.way} ({self.why}), about {self.passes:,} passes to linearise\n"
             f"evidence with {rows}"
         )
 
@@ -59,7 +62,7 @@ def plan(
     blocks: Any = None,
     memory: str | float | None = None,
 ) -> ImagingPlan:
-    """What `lw.imaging.posterior` will do with a reconstruction, or with an operator and a network, and what it takes."""
+    """What `lw.imaging.posterior` will do with a reconstruction, or an operator and a network, and what it takes."""
     if isinstance(what, Reconstruction):
         A, net = what.operator, what.network
     elif isinstance(what, Operator):
@@ -75,7 +78,7 @@ def plan(
     return sized(A.linear.d, A.linear.m, layout.p, n_grams, itemsize, parse_memory(memory))
 
 
-def sized(d: int, m: int, p: int, n_grams: int, itemsize: int, memory: int) -> ImagingPlan:
+def sized(d: int, m: int, p: int, n_grams: int, itemsize: int, memory: int, way: str = "auto") -> ImagingPlan:
     """The plan for d pixels, m measurements, p weights and so many matrices of the evidence."""
     slabs = min(_SLAB_BYTES, 48 * d * p)
     n_evidence = _affordable(m, p, n_grams, itemsize, memory // 2 - slabs)
@@ -85,15 +88,15 @@ def sized(d: int, m: int, p: int, n_grams: int, itemsize: int, memory: int) -> I
     activations = 64 * p * 8 + 64 * d * 8 + slabs
     keeps_rows = n_evidence == m and rows + evidence + activations <= memory
     free = n_evidence * p * itemsize + evidence + activations + (3 * 8 * m * m if keeps_rows else 200 * 8 * m)
-    if dense <= memory:
-        why = "the Jacobian and its matrices fit"
+    if way == "dense" or (way == "auto" and dense <= memory):
+        why = "the Jacobian and its matrices fit" if dense <= memory else "asked for"
         return ImagingPlan("dense", why, dense, free, memory, d, m, p, n_evidence, keeps_rows, d)
-    if free > memory:
+    if way == "auto" and free > memory:
         raise InputError(
             f"imaging: neither way fits into {in_words(memory)}: dense takes {in_words(dense)}, matrix-free "
             f"{in_words(free)}. Allow more (memory=...), or use a network of fewer channels."
         )
-    why = f"the Jacobian and its matrices would take {in_words(dense)}"
+    why = "asked for" if dense <= memory else f"the Jacobian and its matrices would take {in_words(dense)}"
     return ImagingPlan("matrixfree", why, dense, free, memory, d, m, p, n_evidence, keeps_rows, n_evidence)
 
 

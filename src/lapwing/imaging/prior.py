@@ -1,7 +1,8 @@
 """Gaussian priors over the weights of an image network, and what they say of images.
 
-Of a block of k × k filters, w ~ N(0, v C(ℓ)) with C_pq = exp(−‖p − q‖/ℓ); of any other weight, w ~ N(0, v). One variance
-for all, if wanted; the g-prior has one variance after every column of A J was scaled to a root mean square of 1.
+Of a block of k × k filters, w ~ N(0, v C(ℓ)) with C_pq = exp(−‖p − q‖/ℓ); of any other weight, w ~ N(0, v). One
+variance for all, if wanted; the g-prior has one variance, after every column of A J was scaled to a root mean square
+of 1.
 
 The covariance of images is a sum of fixed matrices,  J S_θ Jᵀ = Σ_k c_k(η) G_k,  whose coefficients are the only place
 where the hyperparameters η (logarithms) enter.
@@ -26,7 +27,8 @@ Through = Callable[[Tensor], Tensor]
 KINDS = ("blocks", "one", "g")
 VARIANCE, LENGTH = "variance", "length_scale"
 _SLAB = 1 << 22  # numbers of J that are worked on at a time
-LOG_BOUNDS = {VARIANCE: (-23.0, 23.0), LENGTH: (-4.61, 4.61)}
+LOG_BOUNDS = {VARIANCE: (-6.9, 23.0), LENGTH: (-4.61, 4.61)}
+_OF_ALL = (-23.0, 23.0)  # of a variance that all weights share
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +47,9 @@ class ImagePrior:
 
     @cached_property
     def bounds(self) -> tuple[Float[Tensor, " q"], Float[Tensor, " q"]]:
+        """Of η. A block that the data would switch off keeps a variance of 0.001, as in the paper's code."""
+        if self.kind != "blocks":
+            return torch.tensor([_OF_ALL[0]], dtype=torch.float64), torch.tensor([_OF_ALL[1]], dtype=torch.float64)
         pairs = torch.tensor([LOG_BOUNDS[what] for b in self.blocks for what in _kinds(b)], dtype=torch.float64)
         return pairs[:, 0], pairs[:, 1]
 
@@ -85,7 +90,9 @@ class ImagePrior:
 
     def squares(self, rows: Float[Tensor, "n p"]) -> Float[Tensor, "k n"]:
         """The diagonals of those matrices."""
-        return torch.cat([class_squares(self._columns(b, rows).unflatten(1, (-1, b.taps)), b.kernel) for b in self.blocks])
+        return torch.cat(
+            [class_squares(self._columns(b, rows).unflatten(1, (-1, b.taps)), b.kernel) for b in self.blocks]
+        )
 
     def covariance(self, eta: Float[Tensor, " q"], rows: Float[Tensor, "n p"]) -> Float[Tensor, "n n"]:
         """J S_θ Jᵀ, in float64: one symmetric product, where its terms G_k would take several."""
@@ -151,7 +158,6 @@ class ImagePrior:
         if not bool(((eta > 0) & torch.isfinite(eta)).all()):
             raise InputError(f"hyperparameters: all must be positive and finite, got {dict(values)}.")
         return eta.log()
-
 
 
 def _kinds(block: Block) -> tuple[str, ...]:

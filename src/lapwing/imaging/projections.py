@@ -7,22 +7,24 @@ Every ray is followed along the axis it crosses faster, and the image is interpo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
-from math import ceil, pi, sqrt
+from dataclasses import dataclass
+from math import ceil, log2, pi, sqrt
 from typing import Any
 
 import torch
 
 from lapwing._types import Float, Tensor
 from lapwing.errors import InputError, InputTypeError
-from lapwing.imaging.maps import MatrixMap, sparse
+from lapwing.imaging.maps import LinearMap, MatrixMap, sparse
 from lapwing.imaging.operator import Operator
 from lapwing.runtime.arguments import counted, positive
 
 _PARALLEL = 1e-12  # a cosine or sine below this is zero
 
 
-def radon(n: int, angles: int | Sequence[float] | Tensor, detectors: int | None = None, spacing: float | None = None) -> Operator:
+def radon(
+    n: int, angles: int | Sequence[float] | Tensor, detectors: int | None = None, spacing: float | None = None
+) -> Operator:
     """Parallel-beam projections of n × n images of unit pixels: data (angles, detectors).
 
     `angles`: so many, k π / angles, or their values in radians. `detectors`: an odd number that covers the diagonal
@@ -34,7 +36,7 @@ def radon(n: int, angles: int | Sequence[float] | Tensor, detectors: int | None 
     width = sqrt(2) * n / count if spacing is None else positive("spacing", spacing)
     matrix = joseph_matrix(n, theta, count, width)
     linear = MatrixMap(matrix)
-    fbp = partial(_filtered_back_projection, linear, n, len(theta), count)
+    fbp = FilteredBackProjection(linear, n, len(theta), count)
     name = f"radon, {len(theta)} angles × {count} detectors"
     return Operator(linear, (n, n), data_shape=(len(theta), count), fbp=fbp, name=name)
 
@@ -65,7 +67,11 @@ def _one_angle(n: int, theta: float, first: int, detectors: int, spacing: float)
         place, scale = (u + centred * sin) / cos + c, 1 / abs(cos)
     else:  # along: columns
         place, scale = c - (u - centred * cos) / sin, 1 / abs(sin)
-    found = [torch.empty(0, dtype=torch.long)], [torch.empty(0, dtype=torch.long)], [torch.empty(0, dtype=torch.float64)]
+    found = (
+        [torch.empty(0, dtype=torch.long)],
+        [torch.empty(0, dtype=torch.long)],
+        [torch.empty(0, dtype=torch.float64)],
+    )
     for other, weight in _beside(place):
         inside = (other >= 0) & (other < n)
         pixels = along[None] * n + other if steep else other * n + along[None]
@@ -83,20 +89,31 @@ def _beside(place: Float[Tensor, "d n"]) -> Iterator[tuple[Tensor, Tensor]]:
     yield below.long() + 1, w
 
 
-def _filtered_back_projection(linear: MatrixMap, n: int, n_angles: int, detectors: int, data: Tensor) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class FilteredBackProjection:
     """π/angles · Aᵀ (h ∗ y), h the ramp filter in space: 1/4 at 0, −1/(π j)² at odd j.
 
     The filter in space has no error at zero frequency. The detector's width is in Aᵀ already.
     """
-    size = 2 ** ceil(torch.tensor(float(2 * detectors)).log2().item())
+
+    linear: LinearMap
+    n: int
+    n_angles: int
+    detectors: int
+
+    def __call__(self, data: Float[Tensor, "... a d"]) -> Float[Tensor, "... n n"]:
+        size = 2 ** ceil(log2(2 * self.detectors))
+        filtered = torch.fft.irfft(torch.fft.rfft(data.double(), n=size) * _ramp_spectrum(size), n=size)
+        lead = data.shape[:-2]
+        flat = filtered[..., : self.detectors].to(data.dtype).reshape(*lead, -1)
+        return (self.linear.transposed(flat) * (pi / self.n_angles)).reshape(*lead, self.n, self.n)
+
+
+def _ramp_spectrum(size: int) -> Tensor:
     j = torch.fft.fftfreq(size, 1 / size, dtype=torch.float64).round()
     odd = j.abs() % 2 == 1
     kernel = torch.where(odd, -1 / (pi * torch.where(odd, j, 1.0)) ** 2, torch.where(j == 0, 0.25, 0.0))
-    spectrum = torch.fft.rfft(kernel).to(torch.complex128)
-    filtered = torch.fft.irfft(torch.fft.rfft(data.double(), n=size) * spectrum, n=size)[..., :detectors]
-    lead = data.shape[:-2]
-    image = linear.transposed(filtered.to(data.dtype).reshape(*lead, -1)) * (pi / n_angles)
-    return image.reshape(*lead, n, n)
+    return torch.fft.rfft(kernel)
 
 
 def _covering(n: int) -> int:
@@ -113,10 +130,11 @@ def _angles(angles: Any) -> Float[Tensor, " a"]:
     try:
         theta = torch.as_tensor(angles, dtype=torch.float64).reshape(-1)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputTypeError(f"angles: expected a number of angles or their values in radians, got {angles!r}.") from error
+        raise InputTypeError(
+            f"angles: expected a number of angles or their values in radians, got {angles!r}."
+        ) from error
     if isinstance(angles, bool | float) or not len(theta):
         raise InputError(f"angles: expected a whole number of angles or a sequence of at least one, got {angles!r}.")
     if not bool(torch.isfinite(theta).all()):
         raise InputError("angles: expected finite values in radians, got NaN or infinity among them.")
     return theta
-

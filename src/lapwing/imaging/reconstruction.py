@@ -35,9 +35,9 @@ class Reconstruction:
     """The image that a network was trained to, and everything that error bars need."""
 
     operator: Operator
-    data: Float[Tensor, "..."]
+    data: Tensor
     network: nn.Module  # trained, in eval mode
-    input: Float[Tensor, "..."]
+    input: Tensor
     image: Float[Tensor, "h w"]
     tv: float
     noise_std: float | None  # where it was given, or estimated for tv="auto"
@@ -236,4 +236,3 @@ def _mask(held_out: Any, data: Tensor, generator: torch.Generator) -> Tensor | N
 def _ramp(A: Operator) -> Tensor:
     """An image by which operators are told apart."""
     return torch.arange(A.linear.d, dtype=torch.float64).cos().reshape(A.image_shape)
-

@@ -17,7 +17,7 @@ Product = Callable[[Tensor], Tensor]
 
 def refitted(
     A: Operator,
-    y: Float[Tensor, "..."],
+    y: Tensor,
     image: Float[Tensor, "h w"],
     theta: Float[Tensor, " p"],
     push: Product,

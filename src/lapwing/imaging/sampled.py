@@ -91,7 +91,7 @@ class SampledWay(Way):
         )
         if found.indefinite:
             raise NumericalError(
-                "imaging: conjugate gradients met a direction without positive curvature: the products in the network's "
+                "imaging: conjugate gradients met a direction without positive curvature: products in the network's "
                 "precision are too coarse for this noise. Use a network in float64 (network.double())."
             )
         if not found.converged and not any(not s.converged for s in self._solved):

@@ -13,7 +13,7 @@ _LENGTHS = (0.7, 1.5, 3.0, 6.0)  # pixels
 _RATIOS = torch.logspace(-8, 1, 91, dtype=torch.float64)  # of the noise's variance to the signal's
 
 
-def total_variation(image: Float[Tensor, "... h w"]) -> Float[Tensor, "..."]:
+def total_variation(image: Float[Tensor, "... h w"]) -> Tensor:
     """Σ |horizontal differences| + Σ |vertical differences|: anisotropic, a sum over pixels."""
     across = (image[..., :, 1:] - image[..., :, :-1]).abs().sum((-2, -1))
     down = (image[..., 1:, :] - image[..., :-1, :]).abs().sum((-2, -1))
@@ -35,7 +35,7 @@ class NoiseModel:
     is used, evenly spaced.
     """
 
-    def __init__(self, A: Operator, y: Float[Tensor, "..."]) -> None:
+    def __init__(self, A: Operator, y: Tensor) -> None:
         flat = y.reshape(-1).double()
         step = -(-len(flat) // _MOST_ROWS)
         self.rows = torch.arange(0, len(flat), step)
@@ -80,7 +80,7 @@ class NoiseModel:
         return float(evidence[k]), float(scale[k] * _RATIOS[k]), float(scale[k]) / size, length
 
 
-def automatic(A: Operator, y: Float[Tensor, "..."], noise_std: float | None) -> tuple[float, float]:
+def automatic(A: Operator, y: Tensor, noise_std: float | None) -> tuple[float, float]:
     """(γ, σ): the weight of the total variation beside the mean squared residual, from the level of the noise.
 
     A Laplace prior of rate λ on differences has λ TV beside ‖A f − y‖²/(2 σ²), so γ = 2 σ² λ / m for m measurements.

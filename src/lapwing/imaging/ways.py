@@ -1,6 +1,6 @@
 """How the posterior of an image is held: as a matrix, or as products from which samples are drawn.
 
-    prior  x − x̂ ~ N(0, S),  S = J S_θ Jᵀ;   data  y = A x + e;   posterior covariance  S − S Aᵀ K⁻¹ A S
+prior  x − x̂ ~ N(0, S),  S = J S_θ Jᵀ;   data  y = A x + e;   posterior covariance  S − S Aᵀ K⁻¹ A S
 """
 
 from __future__ import annotations
