@@ -63,7 +63,7 @@ class Descent:
 
     def __init__(self, network: nn.Module, objective: Objective, lr: float, clip: float) -> None:
         self.network, self.objective, self.clip = network.train(), objective, clip
-        self.parameters = [p for p in network.parameters() if p.requires_grad]
+        self.parameters: list[Tensor] = [p for p in network.parameters() if p.requires_grad]
         self.adam = torch.optim.Adam(self.parameters, lr=lr)
         self.step, self.best_step, self.best_loss = 0, 0, inf
         self.best = [t.detach().clone() for t in self._tensors()]

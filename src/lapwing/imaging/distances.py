@@ -20,7 +20,7 @@ from lapwing._types import Float, Tensor
 from lapwing.linalg import add_gram_, mirror_
 
 NUGGET = 1e-6  # of the variance, added to the diagonal of C
-_SLAB = 1 << 22  # numbers of J that are worked on at a time
+_SLAB = 1 << 21  # numbers of J that are worked on at a time
 
 
 @dataclass(frozen=True, eq=False)

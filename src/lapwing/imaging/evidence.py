@@ -99,7 +99,7 @@ class _LogDetAndQuad(torch.autograd.Function):
         return 2 * L.diagonal().log().sum(), y @ alpha
 
     @staticmethod
-    def backward(ctx: Any, g_log_det: Tensor, g_quad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, g_log_det: Tensor, g_quad: Tensor) -> tuple[Tensor, None]:
         L, alpha = ctx.saved_tensors
         return g_log_det * torch.cholesky_inverse(L) - g_quad * torch.outer(alpha, alpha), None
 

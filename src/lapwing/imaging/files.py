@@ -102,7 +102,7 @@ class _Kept:
     inserted: Inserted
     found: Found | None
     image_noise_var: float
-    input: Tensor
+    input: Tensor | None
     S: Float[Tensor, "d d"] | None
     effort: Effort | None
     keeps_rows: bool
@@ -123,10 +123,10 @@ class _Kept:
         if self.S is not None:
             way = DenseWay(self.operator, self.S, noise_var)
         else:
+            assert self.effort is not None and self.input is not None
             J = ImageJacobian.of(network, self.input)
             m = self.operator.linear.m
             rows = J.all_rows(rows_of(self.operator, torch.arange(m))) if self.keeps_rows else None
-            assert self.effort is not None
             way = SampledWay(self.operator, J, self.prior, self.eta, noise_var, self.effort, rows)
         return ImagingPosterior(
             self.operator, self.mean, self.prior, self.eta, self.noise_std, way, self.mode, self.inserted, self.found,

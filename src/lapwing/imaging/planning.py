@@ -15,7 +15,7 @@ from lapwing.imaging.reconstruction import Reconstruction, default_network
 from lapwing.planning.budget import in_words, parse_memory
 
 _WORK = 4  # matrices of d × d in work at a time: S, its root, the covariance, a product
-_SLAB_BYTES = 6 * (1 << 22) * 8  # of rows that are converted and multiplied at a time
+_SLAB_BYTES = 6 * (1 << 21) * 8  # of rows that are converted and multiplied at a time
 WAYS = ("auto", "dense", "matrixfree")
 _FEWEST = 64  # measurements that the evidence can do with
 

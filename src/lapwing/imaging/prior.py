@@ -26,7 +26,7 @@ from lapwing.linalg import add_gram_, mirror_
 Through = Callable[[Tensor], Tensor]
 KINDS = ("blocks", "one", "g")
 VARIANCE, LENGTH = "variance", "length_scale"
-_SLAB = 1 << 22  # numbers of J that are worked on at a time
+_SLAB = 1 << 21  # numbers of J that are worked on at a time
 LOG_BOUNDS = {VARIANCE: (-6.9, 23.0), LENGTH: (-4.61, 4.61)}
 _OF_ALL = (-23.0, 23.0)  # of a variance that all weights share
 

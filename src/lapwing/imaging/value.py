@@ -22,6 +22,7 @@ from lapwing.linalg import leading_eigenpairs
 from lapwing.posterior.diagnosis import Diagnosis, Finding
 from lapwing.runtime.arguments import counted, seeded
 
+_DEAD = 1e-10  # of the largest variance: such a pixel has none
 _DIRECTIONS = 100  # leading singular directions of A that the image-noise correction inverts
 
 
@@ -150,6 +151,12 @@ def _findings(post: ImagingPosterior) -> list[Finding]:
         Finding("evidence", f"evaluated at {_MODES[post.mode]}", False, ""),
         Finding("noise", f"standard deviation {post.noise_std:.3g}", False, ""),
     ]
+    dead = int((post.way.variance() <= _DEAD * post.way.variance().max()).sum())
+    if dead:
+        advice = "The network is saturated there, so the error bars are too small: posterior.corrected() adds a floor."
+        items.append(
+            Finding("pixels without variance", f"{dead} of {post.mean.numel()}", not post.image_noise_var, advice)
+        )
     if found is None:
         items.append(Finding("hyperparameters", "given, not chosen", False, ""))
         return items
