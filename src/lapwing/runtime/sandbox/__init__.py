@@ -11,6 +11,7 @@ from lapwing.runtime.sandbox.process import (
     random_states,
     same_states,
 )
+from lapwing.runtime.sandbox.random_numbers import seed_everything, set_states, states_as_tensors
 from lapwing.runtime.sandbox.watching import MathAttention, UseOfTensors
 
 __all__ = [
@@ -26,4 +27,7 @@ __all__ = [
     "random_state_kept",
     "random_states",
     "same_states",
+    "seed_everything",
+    "set_states",
+    "states_as_tensors",
 ]
