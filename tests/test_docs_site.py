@@ -103,12 +103,6 @@ def test_headings_leave_out_no_level(path: Path):
     assert all(after <= before + 1 for before, after in pairwise(levels)) or path.name == "glossary.md"
 
 
-def test_every_picture_is_shown_in_the_gallery():
-    shown = set(links(DOCS / "gallery.md"))
-    pictures = [f"assets/{path.name}" for path in (DOCS / "assets").iterdir() if path.suffix in {".png", ".svg"}]
-    assert [picture for picture in pictures if picture not in shown] == []
-
-
 def test_a_missing_anchor_would_be_seen(tmp_path: Path):
     page = tmp_path / "page.md"
     page.write_text("# A title\n\n## Two `words`, twice\n\n## Two words, twice\n\n[x](page.md#nowhere)\n")
