@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from math import sqrt
 
-import imaging_oracle as oracle
 import pytest
 import torch
 
+import imaging_oracle as oracle
 import lapwing as lw
 from lapwing.imaging.sampled import SampledWay
 from lapwing.imaging.ways import matheron
