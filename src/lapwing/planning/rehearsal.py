@@ -136,7 +136,7 @@ class Rehearsal:
         with Ledger() as ledger:
             P0 = GroupedDiagonal.identity(curvature.p, self.linearised.network.device)
             H = curvature.scaled(P0.values[0])  # kept, as the posterior keeps it
-            pushforward(WeightGaussian(self.linearised, H.undecomposed(P0), piece.n * piece.columns), x)
+            pushforward(WeightGaussian(self.linearised, H.unfactorised(P0), piece.n * piece.columns), x)
         return ledger.peak
 
     def _first(self, n: int) -> tuple[ModelInput, Tensor]:

@@ -107,7 +107,7 @@ def training_binding(model: nn.Module, arguments: dict[str, Any]) -> Binding:
     Functions are known by their names only.
     """
     tensors = {name: [str(t.dtype), list(t.shape)] for name, t in model.state_dict().items() if isinstance(t, Tensor)}
-    facts = {"the model": tensors, "the number of ranks": distributed.world()}
+    facts = {"the model": tensors, "the number of ranks": distributed.world_size()}
     return _hashed(
         {**facts, **{f"the argument {name}": value for name, value in arguments.items()}}, Encoder(progress_table())
     )
