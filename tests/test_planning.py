@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import lapwing as lw
 from lapwing.cli.app import app
-from lapwing.curvature.survey import Survey
+from lapwing.curvature.model_summary import ModelSummary
 from lapwing.planning import choice
 from lapwing.planning.ledger import Ledger
 
@@ -217,8 +217,8 @@ def test_diagnosis_lists_tensors_without_a_kronecker_rule() -> None:
 def test_a_survey_is_made_when_asked_for() -> None:
     model, data = small()
     linearised = lw.fit(model, data, "classification").linearised
-    survey = Survey(linearised, None)  # type: ignore[arg-type]
-    assert survey.layout.p == 67  # no pass yet: there is no input
+    summary = ModelSummary(linearised, None)  # type: ignore[arg-type]
+    assert summary.layout.p == 67  # no pass yet: there is no input
 
 
 # --- the kind of curvature -----------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from torch import nn
 from lapwing import curvature, priors
 from lapwing.api import words
 from lapwing.api.mistakes import warn_of_mistakes
-from lapwing.curvature import Estimate, Fisher, Structure, Survey
+from lapwing.curvature import Estimate, Fisher, ModelSummary, Structure
 from lapwing.data import Batches, Columns, ModelInput, as_batches
 from lapwing.data.targets import dropped_by_loader, encode_batch, longest_labels, observed, ragged
 from lapwing.errors import InputError, InputTypeError, located, warn
@@ -180,7 +180,7 @@ class _View:
     def needs(self) -> Needs:
         n_data = sum(distributed.gathered(len(self.order.batches))) * self.x.n or None
         n_parts = _n_parts(self.linearised, self.family)
-        return Needs(Survey(self.linearised, self.x), n_parts, self.order.budget, self.prior.P0, n_data)
+        return Needs(ModelSummary(self.linearised, self.x), n_parts, self.order.budget, self.prior.P0, n_data)
 
     def room_for(self, structure: Structure | None) -> Choice:
         return choose(structure, self.needs)
@@ -208,9 +208,9 @@ class _View:
         if keeping.directory is None:
             return estimated()
         bound_to = binding(self.linearised, self.family, taken.structure, fisher, taken.chunk_floats, len(batches))
-        keeper = Checkpoint.of_fit(keeping.directory, keeping.every, bound_to, self.linearised.network.device)
-        with keeper.going_on():
-            return estimated(keeper=keeper)
+        checkpoint = Checkpoint.of_fit(keeping.directory, keeping.every, bound_to, self.linearised.network.device)
+        with checkpoint.going_on():
+            return estimated(checkpoint=checkpoint)
 
     def posterior(self, taken: Choice, estimate: Estimate) -> Posterior:
         family, structure = self.family, taken.structure
@@ -266,20 +266,22 @@ def plan(
         last = _last_layer(model, batches)
         whole = _rehearsal(model, layout_choice, likelihood, batches)
         asked = [("all" if params == "all" else "as asked", whole)]
-        if last is not None and last != whole.survey.layout:
+        if last is not None and last != whole.summary.layout:
             asked.append(("last layer", _rehearsal(model, _fixed(last), likelihood, batches)))
         macs = forward_macs(
-            whole.survey if params == "all" else Survey(linearise(model, words.layout_choice("all"), whole.x), whole.x)
+            whole.summary
+            if params == "all"
+            else ModelSummary(linearise(model, words.layout_choice("all"), whole.x), whole.x)
         )
         questions = [
             Question(
                 params=words,
-                needs=Needs(rehearsal.survey, rehearsal.n_parts, budget, n_data=len(batches) * rehearsal.x.n or None),
+                needs=Needs(rehearsal.summary, rehearsal.n_parts, budget, n_data=len(batches) * rehearsal.x.n or None),
                 rehearsal=rehearsal,
                 kind=kind,
                 n_inputs=n_inputs or rehearsal.x.n,
                 forward_macs=macs,
-                through_body=rehearsal.survey.layout != last or tied(model, last),
+                through_body=rehearsal.summary.layout != last or tied(model, last),
             )
             for words, rehearsal in asked
         ]
@@ -360,7 +362,7 @@ def _rehearsal(model: nn.Module, layout_choice: Any, likelihood: Any, batches: B
     linearised, family, (x, y) = _prepare(model, layout_choice, likelihood, batches.first())
     sites = Sites(linearised.datum_shape, family.class_axis)
     n_data = len(batches) * x.n or None
-    return Rehearsal(Survey(linearised, x), family, sites, x, y, _n_parts(linearised, family), n_data)
+    return Rehearsal(ModelSummary(linearised, x), family, sites, x, y, _n_parts(linearised, family), n_data)
 
 
 def _last_layer(model: nn.Module, batches: Batches) -> ParamLayout | None:

@@ -13,7 +13,7 @@ import torch
 
 from lapwing import priors, refinement, tuning
 from lapwing.api import words
-from lapwing.curvature import NOT_KEPT, Exact, Keeper
+from lapwing.curvature import NO_CHECKPOINT, Exact, PassCheckpoint
 from lapwing.data import Batches
 from lapwing.data.targets import observed
 from lapwing.errors import InputError, InputTypeError, StructureError
@@ -131,15 +131,15 @@ class _Keeping:
     every: float
 
     @contextmanager
-    def keeper(self, posterior: Posterior, source: Source) -> Iterator[Keeper]:
+    def checkpoint(self, posterior: Posterior, source: Source) -> Iterator[PassCheckpoint]:
         if self.directory is None:
-            yield NOT_KEPT
+            yield NO_CHECKPOINT
             return
         bound_to = tuning_binding(posterior, source(), self.asked)
         kind = InStep if distributed.many() else Checkpoint
-        keeper = kind.of_tuning(self.directory, self.every, bound_to, posterior.linearised.network.device)
-        with keeper.going_on():
-            yield keeper
+        checkpoint = kind.of_tuning(self.directory, self.every, bound_to, posterior.linearised.network.device)
+        with checkpoint.going_on():
+            yield checkpoint
 
 
 @dataclass(frozen=True)
@@ -220,11 +220,11 @@ class _Choice:
             work = budget.most_work(n)
             make = partial(design, posterior.linearised, source, n=n, most_floats=most, most_work=work)
             recurved = partial(_recurved, source=source) if self.curvature.at_mode else None
-        with random_state_kept(), keeping.keeper(posterior, source) as keeper:
+        with random_state_kept(), keeping.checkpoint(posterior, source) as checkpoint:
             if posterior.estimate.in_expectation and batches is not None:  # over a posterior that is being replaced
                 posterior = refinement.curved_at(posterior, source, torch.zeros_like(posterior.linearised.theta))
             tuned = tuning.tune_at_linear_mode(
-                posterior, ascend, make, noise=noise, recurved=recurved, keeper=keeper, budget=budget
+                posterior, ascend, make, noise=noise, recurved=recurved, checkpoint=checkpoint, budget=budget
             )
             if batches is not None and self._averages(tuned, fixed):
                 ascend = tuning.at_leisure(ascend, tuned, budget)

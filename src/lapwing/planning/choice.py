@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from lapwing.curvature import Block, Diag, Full, Kron, Structure, Survey, Workload
+from lapwing.curvature import Block, Diag, Full, Kron, ModelSummary, Structure, Workload
 from lapwing.errors import InputError, StructureError
 from lapwing.operators import GroupedDiagonal
 from lapwing.planning.budget import chunk_floats, in_words
@@ -30,9 +30,9 @@ class Choice:
 
 @dataclass(frozen=True, eq=False)
 class Needs:
-    """What is known before the pass: the model's tiles, the parts of the curvature, the budget and the prior."""
+    """What is known before the pass: the model's blocks, the parts of the curvature, the budget and the prior."""
 
-    survey: Survey
+    summary: ModelSummary
     n_parts: int
     budget: int
     P0: GroupedDiagonal | None = None  # None: one precision for all
@@ -40,11 +40,11 @@ class Needs:
 
     @property
     def p(self) -> int:
-        return self.survey.layout.p
+        return self.summary.layout.p
 
     @cached_property
     def work(self) -> Workload:
-        return Workload(self.survey, self.n_parts, self.n_data, self.budget)
+        return Workload(self.summary, self.n_parts, self.n_data, self.budget)
 
     def needed_bytes(self, structure: Structure) -> int:
         """The curvature with what is derived from it once and kept."""
@@ -52,7 +52,7 @@ class Needs:
 
     def settled(self, structure: Structure) -> Structure:
         """The structure as it would be fitted: a rank that is left open is what the budget allows."""
-        return structure.within(self.survey.layout, self.n_parts, self.budget // 8)
+        return structure.within(self.summary.layout, self.n_parts, self.budget // 8)
 
     def fits(self, structure: Structure) -> bool:
         return self.needed_bytes(structure) <= self.budget
@@ -60,14 +60,14 @@ class Needs:
     @cached_property
     def effort(self) -> Effort | None:
         """How long structures take; None when the data do not say how many they are."""
-        return None if self.n_data is None else Effort(self.survey, self.n_data)
+        return None if self.n_data is None else Effort(self.summary, self.n_data)
 
     @property
     def full_takes_long(self) -> bool:
         """Whether the full matrix, with the factorisations of tuning, costs more than it should by default."""
         if self.effort is None:
             return False
-        effort, columns = self.effort, self.survey.linearised.k
+        effort, columns = self.effort, self.summary.linearised.k
         fit = effort.seconds(effort.macs(Full(), columns))
         total, epoch = fit + effort.factorisation_seconds(columns), effort.epoch_seconds
         return total > SHORT and (fit > MOST_FIT_EPOCHS * epoch or total > MOST_EPOCHS * epoch)
@@ -75,7 +75,7 @@ class Needs:
     @property
     def eigen_takes_long(self) -> bool:
         """Whether the Kronecker factors take longer to decompose than they should by default."""
-        if self.survey.cubes > MOST_CUBES:
+        if self.summary.cubes > MOST_CUBES:
             return True
         effort = self.effort
         return effort is not None and effort.eigen_seconds > max(LONG_EIGEN, MOST_EPOCHS * effort.epoch_seconds)
@@ -83,7 +83,7 @@ class Needs:
     @property
     def selected(self) -> bool:
         """Whether single entries of tensors are inferred: no structure of a layer is left then."""
-        return self.survey.layout.selection is not None
+        return self.summary.layout.selection is not None
 
     @cached_property
     def kron(self) -> Kron | None:
@@ -93,10 +93,10 @@ class Needs:
             return None
         if P0 is None or P0.isotropic:
             return Kron()
-        layers = [tile for tile in self.survey.tiles if tile.maps]
-        if all(P0.restricted(tile.whole).isotropic for tile in layers):
+        layers = [block for block in self.summary.blocks if block.maps]
+        if all(P0.restricted(block.whole).isotropic for block in layers):
             return Kron()
-        apart = all(P0.restricted(s).isotropic for tile in layers for s in tile.slices)
+        apart = all(P0.restricted(s).isotropic for block in layers for s in block.slices)
         return Kron(bias="separate") if apart else None
 
 
@@ -142,7 +142,7 @@ def _why_not_full(needs: Needs) -> str:
     if not needs.fits(Full()):
         return f"the full matrix of {parameters} does not fit {in_words(needs.budget)}"
     assert needs.effort is not None
-    columns = needs.survey.linearised.k
+    columns = needs.summary.linearised.k
     total = needs.effort.epochs(Full(), columns)
     total += needs.effort.factorisation_seconds(columns) / needs.effort.epoch_seconds
     return f"the full matrix of {parameters} would take about {total:,.0f} gradient epochs with tuning"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from lapwing.curvature import Empirical, Exact, Fisher, Sampled, Structure, Survey, Trial, Workload
+from lapwing.curvature import Empirical, Exact, Fisher, ModelSummary, Sampled, Structure, Trial, Workload
 from lapwing.planning.budget import chunk_floats
 from lapwing.planning.choice import Needs, name_of
 from lapwing.planning.kind import Kind, settled
@@ -41,8 +41,8 @@ class Question(Trial):
     through_body: bool  # whether columns go through the whole network, not the output layer alone
 
     @property
-    def survey(self) -> Survey:
-        return self.needs.survey
+    def summary(self) -> ModelSummary:
+        return self.needs.summary
 
     @property
     def fisher(self) -> Fisher:
@@ -94,5 +94,5 @@ def n_columns(rehearsal: Rehearsal, fisher: Fisher) -> int:
     return rehearsal.sites.t * rehearsal.roots_per_site
 
 
-def forward_macs(survey: Survey) -> int:
-    return max(1, sum(tile.macs for tile in survey.tiles))
+def forward_macs(summary: ModelSummary) -> int:
+    return max(1, sum(block.macs for block in summary.blocks))

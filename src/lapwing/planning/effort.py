@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lapwing.curvature import Structure, Survey, Workload
+from lapwing.curvature import ModelSummary, Structure, Workload
 
 FLOPS = 1e10  # floating-point operations per second, one core, float64
 FACTORISATIONS = 6  # of a dense matrix, in an ordinary tuning
@@ -18,14 +18,14 @@ EIGEN_SECONDS = 6e-10  # of a symmetric eigendecomposition, per cube of its side
 class Effort:
     """The work of structures on one model and n data."""
 
-    survey: Survey
+    summary: ModelSummary
     n: int
 
     @property
     def forward_macs(self) -> int:
         """Multiplications of a forward pass per datum; at least one for each weight that is not inferred."""
-        sizes = sum(t.numel() for t in self.survey.linearised.network.tensors.values())
-        return sum(tile.macs for tile in self.survey.tiles) + max(0, sizes - self.survey.layout.p)
+        sizes = sum(t.numel() for t in self.summary.linearised.network.tensors.values())
+        return sum(block.macs for block in self.summary.blocks) + max(0, sizes - self.summary.layout.p)
 
     @property
     def epoch_seconds(self) -> float:
@@ -41,13 +41,13 @@ class Effort:
 
     def macs(self, structure: Structure, columns: int) -> float:
         """Per datum: forward, gradient, columns, and adding them up."""
-        work = Workload(self.survey, n_data=self.n, columns=columns, forward_macs=self.forward_macs)
+        work = Workload(self.summary, n_data=self.n, columns=columns, forward_macs=self.forward_macs)
         return structure.fit_macs(work)
 
     def factorisation_seconds(self, columns: int) -> float:
         """Of the full matrix, or of the rows' kernel where they are fewer: as often as tuning needs it."""
-        return FACTORISATIONS * min(self.survey.layout.p, self.n * columns) ** 3 / FLOPS
+        return FACTORISATIONS * min(self.summary.layout.p, self.n * columns) ** 3 / FLOPS
 
     @property
     def eigen_seconds(self) -> float:
-        return EIGEN_SECONDS * self.survey.cubes
+        return EIGEN_SECONDS * self.summary.cubes

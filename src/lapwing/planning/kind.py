@@ -23,12 +23,12 @@ class Affordable:
 
     def settled(self, structure: Structure, needs: Needs) -> tuple[Fisher, str]:
         """The kind of curvature for a structure, and why."""
-        columns = needs.survey.linearised.k
+        columns = needs.summary.linearised.k
         if not structure.sketches:
             return Exact(), "exact curvature, as this structure is made from"
-        if needs.survey.linearised.only_last and not needs.selected:
+        if needs.summary.linearised.only_last and not needs.selected:
             return Exact(), "exact curvature, which the output layer has in closed form"
-        effort = Effort(needs.survey, needs.n_data or 1)
+        effort = Effort(needs.summary, needs.n_data or 1)
         epochs = effort.epochs(structure, columns)
         outputs = f"{columns:,} output{'s' * (columns != 1)} per datum"
         if epochs <= MOST_EPOCHS:

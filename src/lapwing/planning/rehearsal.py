@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 
 from lapwing._types import Float, Tensor
-from lapwing.curvature import Estimate, Exact, Fisher, Structure, Survey, Workload, estimate
+from lapwing.curvature import Estimate, Exact, Fisher, ModelSummary, Structure, Workload, estimate
 from lapwing.curvature.passes import in_equal_parts
 from lapwing.data import ModelInput
 from lapwing.data.joining import joined_size
@@ -41,7 +41,7 @@ class Piece:
 class Rehearsal:
     """A model and the data of its first batch, with which the engine is tried."""
 
-    survey: Survey
+    summary: ModelSummary
     likelihood: Likelihood
     sites: Sites
     x: ModelInput
@@ -56,7 +56,7 @@ class Rehearsal:
 
     @property
     def linearised(self) -> Linearised:
-        return self.survey.linearised
+        return self.summary.linearised
 
     def peaks(self, structure: Structure, chunk_floats: int, columns: int, n_inputs: int) -> tuple[int, int]:
         """Bytes above the model and the data while fitting; and while predicting, the posterior included."""
@@ -70,7 +70,7 @@ class Rehearsal:
 
     @cached_property
     def _work(self) -> Workload:
-        return Workload(self.survey, self.n_parts, self.n_data)
+        return Workload(self.summary, self.n_parts, self.n_data)
 
     @property
     def _probing(self) -> int:
@@ -84,11 +84,11 @@ class Rehearsal:
 
     def _counted(self, structure: Structure, fitted: Piece, predicted: Piece) -> tuple[int, int]:
         """The same without a trial: what is held, with the activations of a piece and its rows."""
-        survey, k = self.survey, self.linearised.k
+        summary, k = self.summary, self.linearised.k
         size = (self.linearised.network.dtype or torch.float64).itemsize
         kept = self._held(structure)
         # What a forward pass keeps, and every layer's output once more, to be differentiated by.
-        outputs = sum(tile.r * tile.maps[0] * tile.maps[1] for tile in survey.tiles if tile.maps)
+        outputs = sum(block.r * block.maps[0] * block.maps[1] for block in summary.blocks if block.maps)
         activations = size * ((self.linearised.datum_floats or self.linearised.sizes.factored) + outputs)
         rows = size * self.linearised.sizes.factored
         gradient = sum(self.linearised.network.tensors[n].numel() for n in self.linearised.layout.names) * size
@@ -157,7 +157,7 @@ class Rehearsal:
 
     def _held(self, structure: Structure) -> int:
         """The posterior: the network's copy, gradients of the fit statistics, curvature."""
-        gradients = self.n_parts * self.survey.gradient_bytes
+        gradients = self.n_parts * self.summary.gradient_bytes
         return self._model_bytes + gradients + structure.stored_bytes(self._work)
 
 

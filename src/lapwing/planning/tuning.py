@@ -34,7 +34,7 @@ class Tuning:
 
 def tuning_of(structure: Structure, fisher: Fisher, likelihood: Likelihood, needs: Needs, free: int) -> Tuning:
     """`free` numbers are left of the budget once the posterior is in memory."""
-    p, k, n = needs.p, needs.survey.linearised.k, needs.n_data or 0
+    p, k, n = needs.p, needs.summary.linearised.k, needs.n_data or 0
     rows = n * k
     vectors = 8 * 8 * p  # of a search: the mode, its gradient, directions and what they lead to
     if structure.exact and isinstance(likelihood, Gaussian) and isinstance(fisher, Exact):

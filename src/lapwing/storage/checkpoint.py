@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lapwing.curvature import Fisher, Keeper, Structure
+from lapwing.curvature import Fisher, PassCheckpoint, Structure
 from lapwing.data import Batches, ModelInput
 from lapwing.errors import InputError, InputTypeError, StorageError, StructureError, located, warn
 from lapwing.likelihoods import CustomLikelihood, Likelihood
@@ -114,7 +114,7 @@ def _named_in(node: Any, tensors: dict[str, str]) -> list[str]:
 
 
 @dataclass(eq=False)
-class Checkpoint(Keeper):
+class Checkpoint(PassCheckpoint):
     """One file in a directory, written anew every so many seconds."""
 
     path: Path
@@ -139,7 +139,7 @@ class Checkpoint(Keeper):
             self._expected = state.get("done", 0), state["seen"]
         return state
 
-    def see(self, number: int, pair: tuple[ModelInput, Tensor]) -> None:
+    def observe(self, number: int, pair: tuple[ModelInput, Tensor]) -> None:
         self._seen = _digest(self._seen if number else "", pair)
         done, digest = self._expected
         if number + 1 == done and self._seen != digest:
@@ -148,7 +148,7 @@ class Checkpoint(Keeper):
                 "data in the same order (random augmentation cannot be resumed), or remove the directory to start anew."
             )
 
-    def offer(self, state: Callable[[], dict[str, Any]]) -> None:
+    def save_if_due(self, state: Callable[[], dict[str, Any]]) -> None:
         if self.due():
             self.write(self.path, state())
 

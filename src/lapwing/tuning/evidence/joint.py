@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 
 from lapwing._types import Float, Tensor
-from lapwing.curvature import NOT_KEPT, Exact, Keeper
+from lapwing.curvature import NO_CHECKPOINT, Exact, PassCheckpoint
 from lapwing.errors import InputError
 from lapwing.likelihoods import Gaussian
 from lapwing.linear_model import PRECISE, Design, Effort, Expansion
@@ -90,14 +90,14 @@ def tune_at_linear_mode(
     *,
     noise: bool,
     recurved: Callable[[Posterior], Posterior] | None = None,
-    keeper: Keeper = NOT_KEPT,
+    checkpoint: PassCheckpoint = NO_CHECKPOINT,
     budget: Budget = EXACT,
 ) -> Posterior:
     """Alternate until θ_* and the hyperparameters stand still; in one go where the mode follows them exactly.
 
     `recurved` gives the posterior its curvature anew, at the outputs of the linear mode: the Laplace approximation of
-    the linear model itself. Without it the curvature stays the network's, and is computed once. `keeper` writes down
-    how far it is between two turns, and takes it up again.
+    the linear model itself. Without it the curvature stays the network's, and is computed once. `checkpoint`
+    stores the state between two turns, and resumes from it.
     """
     if quadratic_is_exact(posterior):
         start = Expansion(posterior.linearised.theta, posterior.estimate.statistics, follows=True)
@@ -108,16 +108,16 @@ def tune_at_linear_mode(
             'lw.tune(posterior, data). mode="network" takes the trained weights instead, and needs none.'
         )
     data = design()
-    found = keeper.resumed()
+    found = checkpoint.resumed()
     if found is None or found["stage"] == 0:
-        current = _alternated(posterior, ascend, data, noise, Stage(keeper, found=found), budget)
+        current = _alternated(posterior, ascend, data, noise, Stage(checkpoint, found=found), budget)
         found = None
     else:
         current = found["before"].on(posterior)
     if recurved is None:
         return current
     for number in range(1 if found is None else found["stage"], 1 + _MOST_CURVATURES):
-        stage, found = Stage(keeper, number, current, found), None
+        stage, found = Stage(checkpoint, number, current, found), None
         moved = _alternated(recurved(current), ascend, data, noise, stage, budget)
         change, current = _change(current, moved), moved
         if change < _CURVATURE_RTOL:
@@ -155,7 +155,7 @@ def _alternated(
     if stage.found is not None:
         at.restore(stage.found)
     while at.number < plan.most_rounds and not (at.number and budget.over()):
-        stage.offer(at.state)
+        stage.save_if_due(at.state)
         at.number += 1
         held = replace(at.current, expansion=find_mode(at.current, data, plan.effort))
         wanted = ascend(held, noise=noise)

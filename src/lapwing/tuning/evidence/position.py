@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lapwing._types import Bool, Float, State, Tensor
-from lapwing.curvature import NOT_KEPT, Keeper
+from lapwing.curvature import NO_CHECKPOINT, PassCheckpoint
 from lapwing.linear_model import Expansion
 from lapwing.posterior import Posterior
 from lapwing.tuning.evidence.anderson import Anderson
@@ -66,13 +66,13 @@ class Turns:
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """One round of turns among those that have a curvature each: the keeper's part in it."""
+    """One round of turns among those that have a curvature each: the checkpoint's part in it."""
 
-    keeper: Keeper = NOT_KEPT
+    checkpoint: PassCheckpoint = NO_CHECKPOINT
     number: int = 0
     before: Posterior | None = None  # whose mode this stage's curvature was taken at
     found: State | None = None  # what an earlier run has left of this stage
 
-    def offer(self, state: Callable[[], State]) -> None:
+    def save_if_due(self, state: Callable[[], State]) -> None:
         before = None if self.before is None else Position.of(self.before)
-        self.keeper.offer(lambda: {"stage": self.number, "before": before, **state()})
+        self.checkpoint.save_if_due(lambda: {"stage": self.number, "before": before, **state()})
