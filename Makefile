@@ -45,7 +45,7 @@ mutants: $(DEV) ## plant mistakes in the numerical core, and see which test find
 
 test-transformers: $(DEV) ## Hugging Face architectures (installs the extra hf first)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,hf]'
-	$(PYTEST) -m transformers tests/test_transformers.py
+	$(PYTEST) -m transformers tests/behaviour/test_transformers.py
 
 lint: $(DEV) ## linter and formatter, changing nothing
 	$(BIN)/ruff check .

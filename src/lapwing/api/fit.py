@@ -108,7 +108,7 @@ def fit(
             order, layout_choice = replace(order, prior=prior), _fixed(layout)
         view = order.looked_at(layout_choice)
         view = replace(view, linearised=agreed(view.linearised, wrapped is not model))
-        warn_of_mistakes(view.linearised, view.family, view.sites, view.x, view.y)
+        warn_of_mistakes(view.linearised, view.family, view.x, view.y)
         view, taken = view.with_fisher_for(view.room_for(chosen))
         estimate = view.estimate(taken, seeded(generator), _Keeping(checkpoint, every))
     _warn_of_dropped(batches, estimate.statistics.n)
@@ -324,7 +324,7 @@ def _prepare(
     x, y = batch
     linearised = linearise(model, layout_choice, x)
     family = words.likelihood(likelihood, linearised.datum_shape)
-    _check_class_axis(family, linearised.datum_shape)
+    check_class_axis_of(family, linearised.datum_shape)
     sites = Sites(linearised.datum_shape, family.class_axis)
     with located("batch 0"):
         if ragged(family, sites):
@@ -372,7 +372,7 @@ def _last_layer(model: nn.Module, batches: Batches) -> ParamLayout | None:
     return None
 
 
-def _check_class_axis(likelihood: Likelihood, datum_shape: tuple[int, ...]) -> None:
+def check_class_axis_of(likelihood: Likelihood, datum_shape: tuple[int, ...]) -> None:
     n_axes = len(datum_shape) + 1
     if not -len(datum_shape) <= likelihood.class_axis < n_axes and not (
         not datum_shape and likelihood.class_axis == -1

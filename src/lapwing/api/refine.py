@@ -54,6 +54,8 @@ def refine(
     """
     if not isinstance(posterior, Posterior):
         raise InputTypeError(f"refine: expected a Posterior from lw.fit or lw.tune, got {type(posterior).__name__}.")
+    if posterior.trained is not None:
+        posterior.check_unrefined("refine")
     settings = _CONVERGED if preset is None else words.choose("preset", preset, {"immer2021": _IMMER2021})
     ways = {"laplace": settings.laplace, "vi": settings.vi, "vi_diag": settings.vi_diag}
     way = _stopped(words.choose("by", by, ways), max_steps)

@@ -33,6 +33,10 @@ def findings(posterior: Fitted) -> Iterator[Finding]:
     yield from Finding.of_selection(layout.selected_by, int((bends == 0).sum()), layout.p)
     if not layout.p:  # a subnetwork of no weights: nothing is left to say
         return
+    if posterior.trained is not None:
+        yield from Finding.of_training(posterior.trained)
+        yield Finding.of_structure(posterior.structure.described, posterior.why)
+        return
     if posterior.untuned:
         yield Finding.of_placeholders()
     yield from _gradient_findings(posterior)

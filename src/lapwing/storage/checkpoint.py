@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
@@ -19,7 +19,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lapwing.curvature import Fisher, PassCheckpoint, Structure
 from lapwing.data import Batches, ModelInput
@@ -27,6 +27,7 @@ from lapwing.errors import InputError, InputTypeError, StorageError, StructureEr
 from lapwing.likelihoods import CustomLikelihood, Likelihood
 from lapwing.linear_model import unshuffled
 from lapwing.network.linearised import Linearised
+from lapwing.network.module import Network
 from lapwing.posterior import Posterior
 from lapwing.runtime import distributed
 from lapwing.storage import container
@@ -39,7 +40,7 @@ from lapwing.storage.strict_json import strictly_parsed
 if TYPE_CHECKING:
     from typing import Self  # Python 3.11; annotations are not evaluated
 
-_FIT, _TUNING = "progress.lapwing", "tuning.lapwing"
+_FIT, _TUNING, _RECONSTRUCTION = "progress.lapwing", "tuning.lapwing", "reconstruction.lapwing"
 Binding = dict[str, str]
 
 
@@ -99,6 +100,17 @@ def tuning_binding(
     return _hashed(facts, encoder)
 
 
+def reconstruction_binding(network: nn.Module, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Binding:
+    """The network before its training, what it is trained on, and how."""
+    encoder = Encoder(progress_table())
+    facts = {
+        "the network": described(Network.lent(network)),
+        **{name: encoder.encode(tensor, name) for name, tensor in tensors.items()},
+        **{f"the argument {name}": value for name, value in options.items()},
+    }
+    return _hashed(facts, encoder)
+
+
 def _hashed(facts: dict[str, Any], encoder: Encoder) -> Binding:
     tensors = {name: hashlib.sha256(container.raw(tensor)).hexdigest() for name, tensor in encoder.tensors.items()}
     words = {name: json.dumps([fact, _named_in(fact, tensors)]) for name, fact in facts.items()}
@@ -132,6 +144,10 @@ class Checkpoint(PassCheckpoint):
     @classmethod
     def of_tuning(cls, directory: Any, every: Any, bound_to: Binding, device: torch.device) -> Self:
         return cls(_directory(directory) / _TUNING, _seconds(every), bound_to, device)
+
+    @classmethod
+    def of_reconstruction(cls, directory: Any, every: Any, bound_to: Binding, device: torch.device) -> Self:
+        return cls(_directory(directory) / _RECONSTRUCTION, _seconds(every), bound_to, device)
 
     def resumed(self) -> dict[str, Any] | None:
         state = self.read(self.path)

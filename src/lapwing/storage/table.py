@@ -34,6 +34,7 @@ from lapwing.operators import (
 )
 from lapwing.posterior import Readout
 from lapwing.posterior.sampling import WeightDraws
+from lapwing.posterior.trained import Trained
 from lapwing.predictive import link_rules
 from lapwing.priors import GaussianPrior
 from lapwing.storage.codec import Entry, Table
@@ -203,6 +204,11 @@ def _check_draws(draws: WeightDraws) -> None:
     _require(bool((draws.precisions > 0).all()) and bool((draws.scales > 0).all()), "samples without a precision")
 
 
+def _check_trained(trained: Trained) -> None:
+    _require(trained.predictive in ("glm", "bnn", "mean") and trained.n_draws >= 1, "an unknown way to predict")
+    _require(trained.beta > 0 and 0 <= trained.reverted <= 1 and 0 <= trained.unmoved <= 1, "a training of no kind")
+
+
 def _check_columns(columns: Columns) -> None:
     inputs, keywords = columns.inputs, columns.keywords
     _require(keywords is None or (inputs is not None and len(keywords) == len(inputs)), "columns without keywords")
@@ -260,6 +266,7 @@ OTHERS = {
     "Search": Entry(Search),
     "Refinement": Entry(Refinement),
     "Elbo": Entry(Elbo),
+    "Trained": Entry(Trained, check=_check_trained),
     "Readout": Entry(Readout),
     "Columns": Entry(Columns, check=_check_columns),
     "Step": Entry(Step),

@@ -116,6 +116,14 @@ class Routed(nn.Module):
         return out
 
 
+class Unfinished(nn.Module):
+    """As a LightningModule that calls its network in the training step only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(2, 3)
+
+
 class Tokens(nn.Module):
     """(B, T) → (B, T, 3)."""
 
@@ -289,6 +297,7 @@ MODELS = [
     Row("NaN weight", with_nan_weight, fit(), VALUE, ("'4.weight'", "NaN")),
     Row("complex weights", lambda: nn.Linear(2, 3, dtype=torch.complex64), fit(), VALUE, ("'weight'", "complex64", "real")),
     Row("lazy module", lazy, fit(), VALUE, ("'0.weight'", "not initialised", "forward pass")),
+    Row("a module without forward", Unfinished, fit(), MODEL, ("NotImplementedError", "Define forward(self, x)", "that the module holds")),
     Row("tuple outputs", computing(lambda f: (f, f)), fit(), TYPE, ("returned tuple of 2", "(B, C)", ".logits", "Wrap")),
     Row("no outputs", computing(lambda f: None), fit(), TYPE, ("returned NoneType", "Wrap")),
     Row("mapping outputs", computing(lambda f: {"scores": f}), fit(), TYPE, ("returned dict with the keys 'scores'", ".logits", "'logits'")),
@@ -326,7 +335,13 @@ DATA = [
     Row("empty list", three, fit([]), VALUE, ("no batch",)),
     Row("generator", three, fit(batch for batch in TWO_BATCHES), TYPE, ("one-shot", "generator", "DataLoader")),
     Row("one iterator handed out twice", three, lambda m: lw.fit(m, SameIterator(), "classification"), TYPE, ("one-shot", "SameIterator")),
-    Row("inputs without targets", three, fit(X), TYPE, ("(X, Y)", "Tensor")),
+    Row("inputs without targets", three, fit(X), TYPE, ("Tensor", "go together", "(X, Y)")),
+    Row("batches without targets", three, fit(DataLoader(X, batch_size=3)), TYPE, ("batch 0", "Tensor", "DataLoader(TensorDataset(X, Y)")),
+    Row("batches of inputs in tuples", three, fit(DataLoader(TensorDataset(X), batch_size=3)), TYPE, ("batch 0", "list of 1", "TensorDataset(X, Y)")),
+    Row("held-out inputs without targets", three, lambda m: lw.tune(classifier(m), validation=X), TYPE, ("validation", "go together")),
+    Row("lists of numbers", three, fit((X.tolist(), LABELS.tolist())), TYPE, ("data", "lists", "torch.tensor(X)")),
+    Row("labels in a list", three, fit((X.tolist(), LABELS)), TYPE, ("data", "lists", "torch.tensor(Y)")),
+    Row("lists of numbers to predict", three, lambda m: classifier(m).predict(X.tolist()), TYPE, ("lists", "torch.tensor(x)")),
     Row("no data", three, fit(None), TYPE, ("DataLoader", "NoneType")),
     Row("path as data", three, fit("train.csv"), TYPE, ("data", "str", "path", "Load")),
     Row("model as data", three, lambda m: lw.fit(m, m, "classification"), TYPE, ("data", "module Sequential", "first")),
@@ -352,6 +367,8 @@ DATA = [
 NAMED = [
     Row("a column that is not there", three, fit([{"image": X, "label": LABELS}], inputs="picture", targets="label"), VALUE, ("batch 0", "'picture'", "'image', 'label'", "inputs")),
     Row("targets that are not there", three, fit([{"image": X, "label": LABELS}], inputs="image", targets="class"), VALUE, ("batch 0", "'class'", "'image', 'label'", "targets")),
+    Row("names that sound like targets", three, fit([{"pixels": X, "label": LABELS}]), VALUE, ("batch 0", "'labels'", 'inputs="pixels", targets="label"')),
+    Row("text in a column without a name", three, fit((X, TABLE_OF_WORDS["name"].rename(None))), TYPE, ("data: Y", "the Series", "cat.codes")),
     Row("inputs named, targets not", three, fit([{"image": X, "label": LABELS}], inputs="image"), VALUE, ("'labels'", "'image', 'label'", 'targets="label"')),
     Row("names for a pair", three, fit((X, LABELS), inputs="image"), TYPE, ("mapping batches", "(X, Y)")),
     Row("a number as a name", three, fit([{"image": X, "label": LABELS}], inputs=3), TYPE, ("inputs", "column name", "3")),
@@ -372,6 +389,7 @@ NAMED = [
     Row("one datum to predict", three, lambda m: classifier(m).predict(X[0]), MODEL, ("(2,)", "x[None]")),
     Row("one datum to predict, linearly", lambda: nn.Linear(2, 3), lambda m: classifier(m).predict(X[0]), SHAPE, ("(3,)", "x[None]")),
     Row("three in a batch to predict", three, lambda m: classifier(m).predict([(X, X, LABELS)]), TYPE, ("batch 0", "tuple of 3", "((x1, x2), y)")),
+    Row("an alarm for nothing", three, lambda m: lw.alarm(classifier(m), X)(DataLoader(TensorDataset(X[:0]))), VALUE, ("alarm", "no batch", "empty")),
     Row("nothing to predict", three, lambda m: classifier(m).predict(DataLoader(TensorDataset(X[:0]))), VALUE, ("no batch", "empty")),
     Row("rows drawn at random to predict", three, lambda m: classifier(m).predict(DataLoader(TensorDataset(X), sampler=RandomSampler(X, replacement=True))), VALUE, ("at random", "shuffle")),
     Row("no distribution where nothing is", tokens, lambda m: of_lengths(m).distribution, STRUCTURE, ("positions", "log_prob")),

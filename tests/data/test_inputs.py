@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -198,6 +201,36 @@ def test_predicting_a_loader_leaves_the_random_state_alone():
     before = torch.get_rng_state()
     posterior.predict(DataLoader(TensorDataset(x, y), shuffle=True))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+LONG = """
+import sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+import lapwing as lw
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3))
+posterior = lw.fit(model, (torch.randn(50, 4), torch.arange(50) % 3), "classification", prior=1.0)
+loader = DataLoader(torch.randn(60_000, 4), batch_size=1000)
+posterior.predict(torch.randn(3_000, 4))
+before = resident()
+p = posterior.predict(loader)
+print(resident() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
+def test_a_long_loader_takes_no_more_memory_than_its_predictions():
+    """60,000 rows with a thousand draws each: 1.4 GB go by, between results that are kept, of less than 10 MB."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(lw.__file__).parent.parent)}
+    done = subprocess.run([sys.executable, "-c", LONG], env=env, capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 500
 
 
 def test_conformal_predicts_loaders():

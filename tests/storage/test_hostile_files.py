@@ -292,7 +292,7 @@ def test_memory_is_bounded_by_the_file(original: bytes, tmp_path: Path) -> None:
         "    sys.exit(path)\n"
     )
     paths = [str(path) for path in tmp_path.iterdir()]
-    where = [str(Path(lw.__file__).parent.parent), str(Path(__file__).parent)]
+    where = [str(Path(lw.__file__).parent.parent), str(Path(__file__).parents[1] / "support")]
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path[:0] = {where!r}\n{script}", *paths],
         check=False,

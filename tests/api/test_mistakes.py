@@ -138,6 +138,20 @@ def test_labels_equal_to_the_tokens_are_noticed(labels: Tensor) -> None:
         assert words in message
 
 
+def test_they_are_noticed_in_batches_of_different_lengths() -> None:
+    batches = [{"input_ids": ids, "labels": ids} for ids in (IDS[:, :4], IDS)]
+    (message,) = said(Language(), batches, "classification")
+    assert "input tokens themselves" in message
+
+
+def test_probabilities_are_noticed_in_batches_of_different_lengths() -> None:
+    model = Language()
+    model.head = nn.Sequential(model.head, nn.Softmax(-1))
+    batches = [{"input_ids": ids, "labels": (ids + 1) % 9} for ids in (IDS[:, :4], IDS)]
+    (message,) = said(model, batches, "classification")
+    assert "sums to one" in message
+
+
 def test_the_line_that_the_message_shows_shifts_the_labels() -> None:
     labels = IDS
     (message,) = said(Language(), [{"input_ids": IDS, "labels": labels}], "classification")

@@ -143,6 +143,13 @@ def test_a_batch_does_not_matter(generator: torch.Generator) -> None:
     torch.testing.assert_close(torch.cat([alarm(row[None]) for row in x]), alarm(x))
 
 
+def test_a_loader_has_the_p_values_of_its_rows(generator: torch.Generator) -> None:
+    alarm, x = lw.alarm(posterior(), inputs(40, generator)), inputs(30, generator)
+    loaders = [DataLoader(TensorDataset(x), batch_size=7), DataLoader(TensorDataset(x, x), batch_size=7, shuffle=True)]
+    for loader in loaders:
+        assert torch.allclose(alarm(loader), alarm(x))
+
+
 def test_the_model_is_left_as_it_was(generator: torch.Generator) -> None:
     fitted, X = posterior(), inputs(40, generator)
     with untouched(fitted.linearised.network.model):

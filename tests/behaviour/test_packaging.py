@@ -12,7 +12,7 @@ import tomllib
 import lapwing as lw
 from lapwing import cli
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 CORE = {"torch", "numpy", "jaxtyping", "tqdm"}
 

@@ -22,7 +22,7 @@ from lapwing.predictive.link_rules import as_link
 from stored import KINDS, LABELS, STRUCTURES, N, T, X, answers, assert_close, assert_same_bits, fitted, kept, network
 from untouched import stir, untouched
 
-FIXTURES = Path(__file__).parent / "fixtures"
+FIXTURES = Path(__file__).parents[1] / "support" / "fixtures"
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import tomllib
 
 import lapwing as lw
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def test_package_project_and_citation_agree_on_the_version() -> None:

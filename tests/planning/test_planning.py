@@ -92,7 +92,7 @@ def _in_a_process(script: str, *words: str) -> Any:
     """What a script beside this file prints, with an allocator that gives back what is freed."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     env["PYTHONPATH"] = os.pathsep.join([str(Path(lw.__file__).parent.parent), env.get("PYTHONPATH", "")])
-    command = [sys.executable, str(Path(__file__).parent / script), *words]
+    command = [sys.executable, str(Path(__file__).parents[1] / "support" / script), *words]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
