@@ -23,7 +23,7 @@ class PassCheckpoint(ABC):
         """See every batch of a pass, also those an earlier run has processed: to verify that the data are the same."""
 
     @abstractmethod
-    def save_if_due(self, state: Callable[[], State]) -> None:
+    def offer(self, state: Callable[[], State]) -> None:
         """Called between two batches; stores the state when the time since the last write is long enough."""
 
 
@@ -36,7 +36,7 @@ class NoCheckpoint(PassCheckpoint):
     def observe(self, number: int, pair: Pair) -> None:
         pass
 
-    def save_if_due(self, state: Callable[[], State]) -> None:
+    def offer(self, state: Callable[[], State]) -> None:
         pass
 
 
@@ -51,4 +51,4 @@ def checkpointed(
         checkpoint.observe(number, pair)
         if number >= done:
             yield pair
-            checkpoint.save_if_due(lambda k=number + 1: state(k))  # type: ignore[misc]
+            checkpoint.offer(lambda k=number + 1: state(k))  # type: ignore[misc]

@@ -164,7 +164,7 @@ class Checkpoint(PassCheckpoint):
                 "data in the same order (random augmentation cannot be resumed), or remove the directory to start anew."
             )
 
-    def save_if_due(self, state: Callable[[], dict[str, Any]]) -> None:
+    def offer(self, state: Callable[[], dict[str, Any]]) -> None:
         if self.due():
             self.write(self.path, state())
 

@@ -34,7 +34,7 @@ class InStep(Checkpoint):
         self._turn = max(common, default=0)
         return turns.get(self._turn)
 
-    def save_if_due(self, state: Callable[[], dict[str, Any]]) -> None:
+    def offer(self, state: Callable[[], dict[str, Any]]) -> None:
         if distributed.broadcast(self.due(), 0):
             written = self.write(self._next, {**state(), "turn": self._turn + 1})
             if all(distributed.gathered(written)):

@@ -155,7 +155,7 @@ def _alternated(
     if stage.found is not None:
         at.restore(stage.found)
     while at.number < plan.most_rounds and not (at.number and budget.over()):
-        stage.save_if_due(at.state)
+        stage.offer(at.state)
         at.number += 1
         held = replace(at.current, expansion=find_mode(at.current, data, plan.effort))
         wanted = ascend(held, noise=noise)

@@ -73,6 +73,6 @@ class Stage:
     before: Posterior | None = None  # whose mode this stage's curvature was taken at
     found: State | None = None  # what an earlier run has left of this stage
 
-    def save_if_due(self, state: Callable[[], State]) -> None:
+    def offer(self, state: Callable[[], State]) -> None:
         before = None if self.before is None else Position.of(self.before)
-        self.checkpoint.save_if_due(lambda: {"stage": self.number, "before": before, **state()})
+        self.checkpoint.offer(lambda: {"stage": self.number, "before": before, **state()})
