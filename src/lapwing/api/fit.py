@@ -27,11 +27,11 @@ from lapwing.network.parameters import ParamLayout, tied
 from lapwing.network.rule_check import LayoutChoice, last_layer, linearise
 from lapwing.planning import (
     Choice,
+    CostQuery,
     Kind,
     Needs,
     Plan,
-    Question,
-    Rehearsal,
+    TrialRun,
     choose,
     forward_macs,
     make_plan,
@@ -264,26 +264,26 @@ def plan(
     with random_state_kept():
         batches = _named(data, Columns.of(inputs, targets))
         last = _last_layer(model, batches)
-        whole = _rehearsal(model, layout_choice, likelihood, batches)
+        whole = _trial_run(model, layout_choice, likelihood, batches)
         asked = [("all" if params == "all" else "as asked", whole)]
         if last is not None and last != whole.summary.layout:
-            asked.append(("last layer", _rehearsal(model, _fixed(last), likelihood, batches)))
+            asked.append(("last layer", _trial_run(model, _fixed(last), likelihood, batches)))
         macs = forward_macs(
             whole.summary
             if params == "all"
             else ModelSummary(linearise(model, words.layout_choice("all"), whole.x), whole.x)
         )
         questions = [
-            Question(
+            CostQuery(
                 params=words,
-                needs=Needs(rehearsal.summary, rehearsal.n_parts, budget, n_data=len(batches) * rehearsal.x.n or None),
-                rehearsal=rehearsal,
+                needs=Needs(trial_run.summary, trial_run.n_parts, budget, n_data=len(batches) * trial_run.x.n or None),
+                trial_run=trial_run,
                 kind=kind,
-                n_inputs=n_inputs or rehearsal.x.n,
+                n_inputs=n_inputs or trial_run.x.n,
                 forward_macs=macs,
-                through_body=rehearsal.summary.layout != last or tied(model, last),
+                through_body=trial_run.summary.layout != last or tied(model, last),
             )
-            for words, rehearsal in asked
+            for words, trial_run in asked
         ]
         return make_plan(questions)
 
@@ -358,11 +358,11 @@ def _planned(selector: Selector) -> LayoutChoice:
     return choose_without_data
 
 
-def _rehearsal(model: nn.Module, layout_choice: Any, likelihood: Any, batches: Batches) -> Rehearsal:
+def _trial_run(model: nn.Module, layout_choice: Any, likelihood: Any, batches: Batches) -> TrialRun:
     linearised, family, (x, y) = _prepare(model, layout_choice, likelihood, batches.first())
     sites = Sites(linearised.datum_shape, family.class_axis)
     n_data = len(batches) * x.n or None
-    return Rehearsal(ModelSummary(linearised, x), family, sites, x, y, _n_parts(linearised, family), n_data)
+    return TrialRun(ModelSummary(linearised, x), family, sites, x, y, _n_parts(linearised, family), n_data)
 
 
 def _last_layer(model: nn.Module, batches: Batches) -> ParamLayout | None:

@@ -19,7 +19,7 @@ from lapwing.network import parameters, rule_check
 from lapwing.network.module import Network
 from lapwing.network.parameters import ParamLayout
 from lapwing.network.rule_check import LayoutChoice
-from lapwing.planning import Affordable, Kind
+from lapwing.planning import AutoFisher, Kind
 from lapwing.priors import GaussianPrior, normalised
 from lapwing.runtime import arguments
 from lapwing.runtime.arguments import seeded
@@ -124,7 +124,7 @@ def fisher(word: Any, generator: torch.Generator) -> Kind:
     if isinstance(word, Fisher):
         return word
     words: dict[str, Kind] = {
-        "auto": Affordable(generator),
+        "auto": AutoFisher(generator),
         "exact": Exact(),
         "mc": Sampled(generator),
         "empirical": Empirical(),

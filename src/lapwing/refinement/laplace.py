@@ -11,11 +11,11 @@ from lapwing._types import Float, Tensor
 from lapwing.curvature import Empirical
 from lapwing.likelihoods import Gaussian, Sites
 from lapwing.linear_model import (
-    Effort,
     Expansion,
     Problem,
     Refinement,
     Search,
+    StoppingRule,
     StoredDesign,
     StoredPiece,
     design,
@@ -30,8 +30,8 @@ from lapwing.refinement.passes import Passes
 from lapwing.runtime import distributed
 
 _MOST_SOLVED = 1500  # weights or outputs, whichever are fewer, of systems that are solved by factorisation
-_PRECISE = Effort(1e-11, 100, 400)
-_STREAMED = Effort(1e-6, 30, 60)  # without float64 the network's own products have seven digits at most
+_PRECISE = StoppingRule(1e-11, 100, 400)
+_STREAMED = StoppingRule(1e-6, 30, 60)  # without float64 the network's own products have seven digits at most
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,8 @@ def _problem(model: LinearModel) -> Problem:
 
 def _by_conjugate_gradients(problem: Problem, posterior: Posterior, start: Expansion) -> Found:
     precise = problem.design.precise or posterior.dtype == torch.float64
-    effort = _PRECISE if precise else _STREAMED
-    expansion = solve_mode(problem, start, posterior.precision, effort)
+    stopping = _PRECISE if precise else _STREAMED
+    expansion = solve_mode(problem, start, posterior.precision, stopping)
     expansion = polished(problem, expansion, posterior.precision) if precise else expansion
     search = expansion.search
     assert search is not None

@@ -18,7 +18,7 @@ from lapwing._types import Float, Tensor
 from lapwing.curvature import GaussNewton, Nystrom
 from lapwing.errors import warn
 from lapwing.linalg import CG
-from lapwing.linear_model import Design, Effort, Expansion, design
+from lapwing.linear_model import Design, Expansion, StoppingRule, design
 from lapwing.network.products import DataJacobian, Source
 from lapwing.posterior import Posterior
 from lapwing.posterior.sampling import WeightDraws
@@ -37,7 +37,7 @@ MOST_DENSE = 6_000  # rows or columns of a matrix that is factorised
 _LONGEST_STEP = 2.3  # of a log precision, tenfold: one step's samples are not to be trusted further
 _MEMORY, _NEAR = 4, 0.2  # steps that Anderson's acceleration looks back on, and the log step below which it does
 _PRUNED = 1e-2  # effective dimensions below which a group is switched off, and no longer waited for
-_CLOSELY, _ROUGHLY = Effort(1e-9, 40, 200), Effort(1e-3, 3, 15)
+_TIGHT, _LOOSE = StoppingRule(1e-9, 40, 200), StoppingRule(1e-3, 3, 15)
 
 
 def tune_by_em(
@@ -133,8 +133,8 @@ class _Em:
             detached(posterior.prior.P0), posterior.part_scales.detach(), near := self.solver.near(posterior)
         )
         if self.data is not None:
-            effort = _CLOSELY if self.solver.precise else _ROUGHLY
-            posterior = replace(posterior, expansion=find_mode(posterior, self.data, effort, near))
+            stopping = _TIGHT if self.solver.precise else _LOOSE
+            posterior = replace(posterior, expansion=find_mode(posterior, self.data, stopping, near))
         share = target_share(self.H, state.solved.draws, system.scales)
         start = Start(state.solved.draws, None if state.step is None else state.solved.products)
         solved = self.solver.solve(start, system, data_targets=share < 0.5)

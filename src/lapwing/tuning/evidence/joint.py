@@ -20,7 +20,7 @@ from lapwing._types import Float, Tensor
 from lapwing.curvature import NO_CHECKPOINT, Exact, PassCheckpoint
 from lapwing.errors import InputError
 from lapwing.likelihoods import Gaussian
-from lapwing.linear_model import PRECISE, Design, Effort, Expansion
+from lapwing.linear_model import PRECISE, Design, Expansion, StoppingRule
 from lapwing.posterior import Posterior
 from lapwing.tuning.budget import EXACT, Budget
 from lapwing.tuning.evidence import relevance
@@ -38,7 +38,7 @@ from lapwing.tuning.evidence.position import Stage, Turns
 from lapwing.tuning.step import noise_is_free, noise_of, step, with_noise
 
 _TINY = 1 << 18  # entries of J up to which the mode is found to rounding: fractions of a second
-_CLOSE = Effort(1e-5, 30, 60)  # without float64 the network's own products have seven digits at most
+_CLOSE = StoppingRule(1e-5, 30, 60)  # without float64 the network's own products have seven digits at most
 _PASSES_OF_A_PRODUCT = 1.7  # tangents forward and cotangents back, in passes of a gradient
 _PASSES_OF_A_ROUND = 6.0
 _MOST_ROUNDS = 5
@@ -59,7 +59,7 @@ class LinearTuning:
 
     most_rounds: int
     rtol: float  # largest change of a log precision or log noise that counts as rest
-    effort: Effort
+    stopping: StoppingRule
     memory: int  # rounds that Anderson's acceleration looks back on
     enough: float = 0.0  # nats: a round that gains less than this is the last
 
@@ -75,12 +75,12 @@ class LinearTuning:
             return cls(60, 1e-7, PRECISE, 5) if precise else cls(20, 1e-2, PRECISE, 0)
         if design.direct(posterior.sites, posterior.prior.P0) is not None:
             rounds, enough = (1, _BETWEEN) if budget.only_shape else (12, ROUGH)
-            return cls(rounds, 1e-2, Effort(1e-3, 10, 2, budget.over), 5 if precise else 0, enough)
+            return cls(rounds, 1e-2, StoppingRule(1e-3, 10, 2, budget.over), 5 if precise else 0, enough)
         if budget.exact:
             return cls(20, 1e-3, _CLOSE, 0)
         rounds = max(1, min(_MOST_ROUNDS, int(budget.passes // _PASSES_OF_A_ROUND)))
         products = max(1, int((min(budget.passes, 1e3) / rounds - 1) / _PASSES_OF_A_PRODUCT))
-        return cls(rounds, 0.05, Effort(1e-2, 1, products, budget.over), 0, ROUGH)
+        return cls(rounds, 0.05, StoppingRule(1e-2, 1, products, budget.over), 0, ROUGH)
 
 
 def tune_at_linear_mode(
@@ -157,7 +157,7 @@ def _alternated(
     while at.number < plan.most_rounds and not (at.number and budget.over()):
         stage.offer(at.state)
         at.number += 1
-        held = replace(at.current, expansion=find_mode(at.current, data, plan.effort))
+        held = replace(at.current, expansion=find_mode(at.current, data, plan.stopping))
         wanted = ascend(held, noise=noise)
         # Turns raise the evidence of the pair every time; a point that an extrapolation has lowered it at is given up.
         here = wanted.history[len(held.history)].score
@@ -175,7 +175,7 @@ def _alternated(
                 at.plain = at.current
                 break
             if change < plan.rtol and not plan.enough:
-                rest = replace(at.current, expansion=find_mode_to_rounding(at.current, data, plan.effort))
+                rest = replace(at.current, expansion=find_mode_to_rounding(at.current, data, plan.stopping))
                 at.plain = settled(rest, noise, hessian)
         else:
             at.current = moved_to(wanted, at.mixing.next(logs(held), logs(wanted)))
@@ -186,7 +186,7 @@ def _alternated(
     if plan.memory == 0:
         return plain
     find = find_mode if plan.enough else find_mode_to_rounding
-    return _expanded(plain, find(plain, data, plan.effort))
+    return _expanded(plain, find(plain, data, plan.stopping))
 
 
 def quadratic_is_exact(posterior: Posterior) -> bool:

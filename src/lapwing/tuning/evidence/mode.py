@@ -6,7 +6,7 @@ import torch
 
 from lapwing._types import Float, Tensor
 from lapwing.errors import InputError
-from lapwing.linear_model import Design, Effort, Expansion, Problem, polished, solve_mode, solve_near
+from lapwing.linear_model import Design, Expansion, Problem, StoppingRule, polished, solve_hessian, solve_mode
 from lapwing.operators import Precision
 from lapwing.posterior import Posterior
 from lapwing.tuning.evidence.gradient import MOST_DIFFERENCES, twice_differentiable
@@ -19,13 +19,15 @@ _RESPONSE_RTOL = 1e-4
 Hessian = Float[Tensor, "d d"]
 
 
-def find_mode(posterior: Posterior, data: Design, effort: Effort, preconditioner: Precision | None = None) -> Expansion:
+def find_mode(
+    posterior: Posterior, data: Design, stopping: StoppingRule, preconditioner: Precision | None = None
+) -> Expansion:
     """θ_* under the posterior's prior and noise, from where it was found last or from the trained weights."""
     problem = _problem(posterior, data)
     start = posterior.expansion
     if start is None or start.outputs is None:  # a posterior from a file knows θ_*, but not the data's outputs there
         start = Expansion(posterior.linearised.theta, posterior.estimate.statistics, follows=False)
-    found = solve_mode(problem, start, preconditioner or posterior.precision.nearby(), effort)
+    found = solve_mode(problem, start, preconditioner or posterior.precision.nearby(), stopping)
     if found.statistics.n != posterior.n_data:
         raise InputError(
             f"tune got {found.statistics.n} data, but the posterior was fitted on {posterior.n_data} data, and the "
@@ -34,8 +36,8 @@ def find_mode(posterior: Posterior, data: Design, effort: Effort, preconditioner
     return found
 
 
-def find_mode_to_rounding(posterior: Posterior, data: Design, effort: Effort) -> Expansion:
-    found = find_mode(posterior, data, effort)
+def find_mode_to_rounding(posterior: Posterior, data: Design, stopping: StoppingRule) -> Expansion:
+    found = find_mode(posterior, data, stopping)
     return polished(_problem(posterior, data), found, posterior.precision.nearby())
 
 
@@ -84,7 +86,7 @@ def _through_the_mode(held: Posterior, data: Design, tune_noise: bool) -> Hessia
     groups = [-pull * (prior.index == g) for g in range(prior.P0.n_groups)]
     B = torch.stack([*groups, *(from_data if tune_noise else torch.zeros_like(from_data))])
     problem, preconditioner = _problem(held, data), held.precision.nearby()
-    return B @ solve_near(problem, at, B, preconditioner, _RESPONSE_RTOL).T
+    return B @ solve_hessian(problem, at, B, preconditioner, _RESPONSE_RTOL).T
 
 
 def _problem(posterior: Posterior, data: Design) -> Problem:
