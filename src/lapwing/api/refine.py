@@ -72,7 +72,7 @@ def refine(
     with random_state_kept(), torch.no_grad():
         fixed = in_fixed_order(batches)
         source = partial(observed, fixed, posterior.likelihood, posterior.sites, progress=progress, what="refine")
-        passes = refinement.Passes(source)
+        passes = refinement.CountedPasses(source)
         if isinstance(way, refinement.Variational):
             return refinement.refine_variational(posterior, passes, most, way, generator=draws)
         return refinement.refine_laplace(posterior, passes, most, way)

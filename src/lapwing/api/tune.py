@@ -222,7 +222,7 @@ class _Choice:
             recurved = partial(_recurved, source=source) if self.curvature.at_mode else None
         with random_state_kept(), keeping.checkpoint(posterior, source) as checkpoint:
             if posterior.estimate.in_expectation and batches is not None:  # over a posterior that is being replaced
-                posterior = refinement.curved_at(posterior, source, torch.zeros_like(posterior.linearised.theta))
+                posterior = refinement.reestimated_at(posterior, source, torch.zeros_like(posterior.linearised.theta))
             tuned = tuning.tune_at_linear_mode(
                 posterior, ascend, make, noise=noise, recurved=recurved, checkpoint=checkpoint, budget=budget
             )
@@ -339,7 +339,7 @@ def _noise_around_network(posterior: Posterior, noise: bool) -> torch.Tensor | N
 
 def _recurved(posterior: Posterior, source: Any) -> Posterior:
     """The same posterior with its curvature at the outputs of the linear mode."""
-    return refinement.curved_at(posterior, source, posterior.linear_mode() - posterior.linearised.theta)
+    return refinement.reestimated_at(posterior, source, posterior.linear_mode() - posterior.linearised.theta)
 
 
 def _grouped(posterior: Posterior, groups: str | None, data: Any, *, by_evidence: bool) -> Posterior:

@@ -17,7 +17,7 @@ _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True)
 class Budget:
-    """Passes over the training data and seconds; `exact` solves to rounding, whatever it takes.
+    """CountedPasses over the training data and seconds; `exact` solves to rounding, whatever it takes.
 
     A pass is a forward and a backward pass of all the training data, as an epoch of training has it.
     """
