@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def answers(inputs: Inputs) -> dict[str, Any]:
         "curve": torch.stack([posterior.with_prior(delta).log_evidence() for delta in CURVE]),
         **training(inputs, model, data),
         **best(inputs, posterior, data),
-        **sampled(posterior, at),
+        **sampled(inputs, posterior, at),
     }
     found |= class_probabilities(inputs, posterior, at) if inputs.classes else band(posterior, at)
     return {key: value.tolist() for key, value in found.items()}
@@ -97,16 +98,14 @@ def best(inputs: Inputs, posterior: lw.Posterior, data: tuple[Tensor, Tensor]) -
     return found if inputs.classes else found | {"best_noise_std": tuned.likelihood.resolved().squeeze()}
 
 
-def sampled(posterior: lw.Posterior, at: Tensor) -> dict[str, Tensor]:
+def sampled(inputs: Inputs, posterior: lw.Posterior, at: Tensor) -> dict[str, Tensor]:
     """The same draws of the weights, through the linearised function and through the network."""
     functions = posterior.functions(N_DRAWS, generator=seeded())
     prediction = posterior.predict(at, predictive="bnn", n_samples=N_DRAWS, generator=seeded())
-    moments = (
-        {"sampled_mean": prediction.mean, "sampled_epistemic": prediction.epistemic}
-        if hasattr(prediction, "interval")
-        else {"sampled_probs": prediction.probs}
-    )
-    return {"draws": posterior.sample(N_DRAWS, seeded()), "functions": functions(at), **moments}
+    found = {"draws": posterior.sample(N_DRAWS, seeded()), "functions": functions(at)}
+    if inputs.classes:
+        return found | {"sampled_probs": prediction.probs}
+    return found | {"sampled_mean": prediction.mean, "sampled_epistemic": prediction.epistemic}
 
 
 def class_probabilities(inputs: Inputs, posterior: lw.Posterior, at: Tensor) -> dict[str, Tensor]:
@@ -190,7 +189,7 @@ def network(inputs: Inputs) -> nn.Module:
 
 def perceptron(widths: list[int]) -> nn.Module:
     layers: list[nn.Module] = []
-    for a, b in zip(widths, widths[1:]):
+    for a, b in pairwise(widths):
         layers += [nn.Linear(a, b), nn.Tanh()]
     return nn.Sequential(*layers[:-1]).double()
 

@@ -150,6 +150,19 @@ def test_every_public_name_is_on_the_reference_page():
     assert sorted(described) == PUBLIC
 
 
+def test_every_public_name_is_in_an_example():
+    code = "".join(re.findall(r"^```python\n(.*?)^```", (DOCS / "reference.md").read_text("utf-8"), re.M | re.DOTALL))
+    assert [name for name in PUBLIC if not re.search(rf"\blw\.{name}\b", code)] == []
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=named)
+def test_files_that_the_prose_names_exist(path: Path):
+    named_files = re.findall(
+        r"`(?:python -m )?((?:src|tests|docs|examples|tools)/[\w/.-]+\.\w+)", path.read_text("utf-8")
+    )
+    assert [file for file in named_files if not (ROOT / file).exists()] == []
+
+
 def calls(path: Path) -> Iterator[tuple[str, Any, list[str]]]:
     """Calls of public names and of methods of a posterior, with their keywords, as the prose has them."""
     owners = {"lw": lw, "posterior": lw.Posterior}

@@ -442,7 +442,7 @@ def several(checks: list[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
 
 def dies_while_fitting(dead: int, batch: int, silence: float) -> None:
     """Rank `dead` is killed when it is asked for a batch; the others must say so."""
-    heartbeat._SILENCE = silence
+    heartbeat._TIMEOUT = silence
     model, X, Y, likelihood = problem("classes")
 
     class Fatal:
@@ -457,7 +457,7 @@ def dies_while_fitting(dead: int, batch: int, silence: float) -> None:
 
 def suspended_while_fitting(silence: float, pause: float) -> None:
     """All ranks are stopped for longer than a silent one is waited for, as by a scheduler, and go on."""
-    heartbeat._SILENCE = silence
+    heartbeat._TIMEOUT = silence
     model, X, Y, likelihood = problem("classes")
     pids = distributed.gathered(os.getpid())
 

@@ -22,7 +22,7 @@ from lapwing.runtime.sandbox import plain_tensors, random_state_kept
 _MOST_STORED = 1 << 28  # entries of a Jacobian of all the data: 2 GiB
 
 
-@distributed.together("lw.refine")
+@distributed.collective_call("lw.refine")
 @plain_tensors()
 def refine(
     posterior: Posterior,

@@ -54,7 +54,7 @@ class Alarm:
         return f"Alarm(n={self.n}, smallest p-value {1 / (self.n + 1):.2g})"
 
 
-@distributed.together("lw.alarm")
+@distributed.collective_call("lw.alarm")
 @plain_tensors()
 def alarm(posterior: Posterior, held_out: Any, *, progress: bool | None = None) -> Alarm:
     """Calibrate an alarm for out-of-distribution inputs, with a bound on the rate of false alarms.

@@ -28,7 +28,7 @@ def over_ranks(parts: Sequence[Curvature], before: Sequence[Curvature] = ()) -> 
 
     `before`: parts of the first pass. Blocks that a second pass took over from them are already summed over ranks.
     """
-    if not distributed.many():
+    if not distributed.is_distributed():
         return list(parts)
     if before:
         return _second_pass(parts, before)
@@ -37,7 +37,7 @@ def over_ranks(parts: Sequence[Curvature], before: Sequence[Curvature] = ()) -> 
         return []
     own = list(leaves(parts))
     frame = list(parts)
-    if len(holders) < distributed.world():  # ranks without data learn the shapes from another
+    if len(holders) < distributed.world_size():  # ranks without data learn the shapes from another
         others = distributed.broadcast(frame, holders[0])
         frame = frame or others
     flat = [H if own else None for H in leaves(frame)]
@@ -65,7 +65,7 @@ def decompose_together(blocks: Sequence[Curvature]) -> None:
     """Eigendecompose all Kronecker factors: each by one rank, the result broadcast to all."""
     kron = [H.factors for H in blocks if isinstance(H, KroneckerCurvature)]
     eigens = [eigen for factors in kron for eigen in (factors.eigen_A, factors.eigen_B) if not eigen.known]
-    if not eigens or not distributed.many():
+    if not eigens or not distributed.is_distributed():
         return
     # Eigenvalues and eigenvectors travel as one matrix with the eigenvalues as its first row.
     shapes = [torch.Size((len(e.held), e.held.shape[-1] + 1, e.held.shape[-1])) for e in eigens]
@@ -74,7 +74,7 @@ def decompose_together(blocks: Sequence[Curvature]) -> None:
         values, U = eigens[i].pair
         return torch.cat([values[:, None], U.double()], 1)
 
-    found = distributed.shared_work([float(q * d**3) for q, _, d in shapes], decomposed, shapes)
+    found = distributed.split_work([float(q * d**3) for q, _, d in shapes], decomposed, shapes)
     for eigen, both in zip(eigens, found, strict=True):
         both = both.to(eigen.held.device)
         eigen.know(both[:, 0], both[:, 1:])

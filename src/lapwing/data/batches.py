@@ -40,7 +40,7 @@ class Batches:
             shared = x.whole if shared is None else shared
             if x.n:
                 yield replace(x, origin=f"batch {number}", shared=x.shared | shared), y
-        if not seen and not distributed.many():  # of several ranks some may have nothing to do
+        if not seen and not distributed.is_distributed():  # of several ranks some may have nothing to do
             raise InputError(
                 "The data gave no batch: the loader or data set is empty. Check the sampler, `drop_last` and the split."
             )
@@ -61,7 +61,7 @@ class Batches:
 
     def first_of_all(self) -> tuple[ModelInput, Any]:
         """The first batch, where the data are spread over ranks the first that any of them has: all see the same."""
-        return distributed.first_of(lambda: self)
+        return distributed.first_item(lambda: self)
 
     @property
     def in_memory(self) -> bool:

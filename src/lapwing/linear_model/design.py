@@ -113,7 +113,7 @@ class StoredDesign(Design):
 
     def direct(self, sites: Sites, P0: GroupedDiagonal) -> DirectSolver | None:
         key = sites, P0.n_groups
-        if key not in self._solvers and not distributed.many():  # no rank has all rows
+        if key not in self._solvers and not distributed.is_distributed():  # no rank has all rows
             k, n = self.pieces[0].f.shape[1], sum(len(piece.f) for piece in self.pieces)
             # The likelihood's roots come site by site, the network's outputs in its own order.
             order = sites.split(torch.arange(n * k, device=P0.index.device).reshape(n, k)).flatten()
@@ -173,7 +173,7 @@ def design(linearised: Linearised, source: Source, *, n: int, most_floats: int, 
     size = n * linearised.layout.p
     if is_stored(n * linearised.k, linearised.layout.p, most_floats, most_work):
         return StoredDesign(tuple(_stored(linearised, source)), size)
-    first = distributed.first_of(source)[0]
+    first = distributed.first_item(source)[0]
     jvp = choose_jvp(linearised, first)
     pushes = jvp in FORWARD and can_push(linearised, first)
     return StreamedDesign(linearised, source, jvp, pushes, size)

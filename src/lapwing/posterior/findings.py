@@ -101,7 +101,7 @@ def training_gap(posterior: Fitted, data: Batches) -> float:
 
     Of data that are dealt out among ranks the first of each, which together are the first of all.
     """
-    left, gap, count = -(-_MOST_CHECKED // distributed.world()), 0.0, 0
+    left, gap, count = -(-_MOST_CHECKED // distributed.world_size()), 0.0, 0
     for x, y in data:
         predictive, network, n = training_check(posterior, x, y, left)
         gap, count, left = gap + n * (predictive - network), count + n, left - n

@@ -157,7 +157,7 @@ class Posterior(Fitted):
             self, likelihood=likelihood, likelihood_scale=scale, readout=replace(self.readout, noise_std=None)
         )
 
-    @distributed.together("posterior.updated")
+    @distributed.collective_call("posterior.updated")
     @plain_tensors()
     def updated(self, more_data: Any, *, progress: bool | None = None) -> Posterior:
         """The posterior after more data: their curvature and statistics are added at the same weights.
@@ -170,7 +170,7 @@ class Posterior(Fitted):
         longer = self.covering(batches)
         return longer.with_estimate(self.estimate.joined([longer._estimated(batches, progress)]))
 
-    @distributed.together("posterior.downdated")
+    @distributed.collective_call("posterior.downdated")
     @plain_tensors()
     def downdated(self, data: Any, *, progress: bool | None = None) -> Posterior:
         """The posterior without some of its data: their curvature and statistics are taken out at the same weights.

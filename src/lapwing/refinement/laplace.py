@@ -86,7 +86,10 @@ def _constant_curvature(posterior: Posterior) -> bool:
 
 def _found(posterior: Posterior, source: CountedPasses, most_floats: int, adam: Adam | None) -> Found:
     start = Expansion(posterior.linearised.theta, posterior.estimate.statistics, follows=False)
-    if not distributed.many() and posterior.n_data * posterior.linearised.k * posterior.layout.p <= most_floats:
+    if (
+        not distributed.is_distributed()
+        and posterior.n_data * posterior.linearised.k * posterior.layout.p <= most_floats
+    ):
         model = gathered(posterior, source)
         return found_in_memory(model, posterior) if adam is None else _by_adam(_problem(model), posterior, start, adam)
     # Ranks store at most J of their own data, and all-reduce products with it.

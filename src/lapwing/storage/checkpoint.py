@@ -40,7 +40,8 @@ from lapwing.storage.strict_json import strictly_parsed
 if TYPE_CHECKING:
     from typing import Self  # Python 3.11; annotations are not evaluated
 
-_FIT, _TUNING, _RECONSTRUCTION = "progress.lapwing", "tuning.lapwing", "reconstruction.lapwing"
+_FIT, _TUNING = "progress.lapwing", "tuning.lapwing"
+_TRAINING, _RECONSTRUCTION = "training.lapwing", "reconstruction.lapwing"
 Binding = dict[str, str]
 
 
@@ -93,11 +94,23 @@ def tuning_binding(
         "the likelihood": "own" if own else encoder.encode(posterior.likelihood, "likelihood"),
         "the prior": encoder.encode(posterior.prior, "prior"),
         "the curvature": encoder.encode(posterior.estimate, "estimate"),
-        "the number of ranks": distributed.world(),
+        "the number of ranks": distributed.world_size(),
         "the data, or their order,": reduce(_digest, data, ""),
         **{f"the argument {name}": value for name, value in arguments.items()},
     }
     return _hashed(facts, encoder)
+
+
+def training_binding(model: nn.Module, arguments: dict[str, Any]) -> Binding:
+    """The tensors of the model by name and shape, since their values are what training changes; and how it is trained.
+
+    Functions are known by their names only.
+    """
+    tensors = {name: [str(t.dtype), list(t.shape)] for name, t in model.state_dict().items() if isinstance(t, Tensor)}
+    facts = {"the model": tensors, "the number of ranks": distributed.world()}
+    return _hashed(
+        {**facts, **{f"the argument {name}": value for name, value in arguments.items()}}, Encoder(progress_table())
+    )
 
 
 def reconstruction_binding(network: nn.Module, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Binding:
@@ -144,6 +157,10 @@ class Checkpoint(PassCheckpoint):
     @classmethod
     def of_tuning(cls, directory: Any, every: Any, bound_to: Binding, device: torch.device) -> Self:
         return cls(_directory(directory) / _TUNING, _seconds(every), bound_to, device)
+
+    @classmethod
+    def of_training(cls, directory: Any, every: Any, bound_to: Binding, device: torch.device) -> Self:
+        return cls(_directory(directory) / _TRAINING, _seconds(every), bound_to, device)
 
     @classmethod
     def of_reconstruction(cls, directory: Any, every: Any, bound_to: Binding, device: torch.device) -> Self:
@@ -237,7 +254,7 @@ def _directory(directory: Any) -> Path:
     """Ranks keep their own progress, each in a directory of its own."""
     if not isinstance(directory, str | os.PathLike):
         raise InputTypeError(f"checkpoint: expected the path of a directory, got {type(directory).__name__}.")
-    path = Path(directory, f"rank{distributed.rank()}") if distributed.many() else Path(directory)
+    path = Path(directory, f"rank{distributed.rank()}") if distributed.is_distributed() else Path(directory)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""References to the modules of a tree, as references to their copies."""
+"""Redirect references to the modules of a tree to the copies of those modules."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 ATOMS = frozenset({bool, int, float, str, type(None), torch.Size, torch.dtype, torch.device, Tensor, nn.Parameter})
-CONTAINERS = frozenset({dict, list, set, OrderedDict})  # with a `copy` of their own
+CONTAINERS = frozenset({dict, list, set, OrderedDict})  # their `copy` method makes a shallow copy
 
 
-class Follow:
-    """Containers anew, and what refers to a module of the tree as the same that refers to its copy.
+class ReferenceMapper:
+    """Maps a value to one that refers to the copied modules; a value without such references is returned unchanged.
 
-    Followed are lists, tuples, sets and dictionaries, bound methods, partial functions, closures, weak references and
-    the handles of hooks. `held` are the attributes of modules: a container in a closure is copied if it is one of them.
+    Handles lists, tuples, sets, dictionaries, bound methods, partial functions, closures, weak references and handles
+    of hooks. Containers are always copied, except in closures: there only if they are an attribute of a module, whose
+    ids are `held`.
     """
 
     def __init__(self, copies: Mapping[int, nn.Module], held: set[int] | frozenset[int] = frozenset()) -> None:
         self.copies, self.held = copies, held
-        self.seen: dict[int, Any] = {}  # one copy of what is referred to several times
-        self.visits: Counter[int] = Counter()
+        self.seen: dict[int, Any] = {}  # id → copy: shared containers stay shared, cycles end
+        self.visits: Counter[int] = Counter()  # how often each container is referred to
 
     def __call__(self, value: Any) -> Any:
         kind = type(value)
@@ -83,7 +84,7 @@ class Follow:
     def _closure(self, value: FunctionType) -> Any:
         if id(value) in self.seen:
             return self.seen[id(value)]
-        self.seen[id(value)] = value  # should it refer to itself
+        self.seen[id(value)] = value  # ends the recursion if the closure refers to itself
         cells = tuple(self._cell(cell) for cell in value.__closure__ or ())
         if all(a is b for a, b in zip(cells, value.__closure__ or (), strict=True)):
             return value
@@ -94,10 +95,10 @@ class Follow:
         return own
 
     def _cell(self, cell: CellType) -> CellType:
-        """Shared with the user's function if it holds nothing of the tree: a counter there goes on counting."""
+        """A new cell if its content refers to the tree; otherwise the user's own, so that counters keep working."""
         try:
             content = cell.cell_contents
-        except ValueError:  # empty yet
+        except ValueError:  # not assigned yet
             return cell
         if isinstance(content, dict | list | set) and id(content) not in self.held:
             return cell
@@ -110,7 +111,7 @@ class Follow:
         return value if own is target else weakref.ref(own)
 
     def _handle(self, value: RemovableHandle) -> RemovableHandle:
-        """What removes a hook: of the copy, if the hook is."""
+        """A handle that removes the hook from the copied module instead of the user's."""
         of_tree = [ref() for ref in (value.hooks_dict_ref, *value.extra_dict_ref) if id(ref()) in self.held]
         if not of_tree:
             return value
