@@ -102,7 +102,7 @@ class Loop:
                 for _ in self._steps():
                     shown.update(1)
                     self.at.seconds = monotonic() - started
-                    if keeper is not None and not distributed.many():
+                    if keeper is not None and not distributed.is_distributed():
                         keeper.offer(self._state)
                 self._finish_epoch(started)
                 record = self.at.history[-1]
@@ -138,7 +138,7 @@ class Loop:
             yield None
 
     def _any_left(self, here: bool) -> bool:
-        return any(distributed.gathered(here)) if distributed.many() else here
+        return any(distributed.gathered(here)) if distributed.is_distributed() else here
 
     def _step(self, x: ModelInput, y: Any) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -224,7 +224,7 @@ class Loop:
         if self.settings.checkpoint is None:
             yield None
             return
-        kind = InStep if distributed.many() else Checkpoint
+        kind = InStep if distributed.is_distributed() else Checkpoint
         arguments = {
             **self.bound_to,
             "epochs": self.settings.epochs,

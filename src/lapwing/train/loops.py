@@ -154,7 +154,7 @@ def map(
     """
     settings = Settings(**picked(locals()))
     given = locals()
-    with distributed.together("train.map"), plain_tensors(), torch.enable_grad():
+    with distributed.collective_call("train.map"), plain_tensors(), torch.enable_grad():
         loss, stream, draws = prepared("train.map", PenalisedLikelihood, given)
         history = Loop(loss, stream, settings, "map", bound_to("map", loss, {}), draws).run()
     assert isinstance(loss, PenalisedLikelihood)
@@ -184,7 +184,7 @@ def map(
 def _variational(
     what: str, make: Callable[..., Objective], settings: Settings, given: dict[str, Any], facts: dict[str, Any]
 ) -> Run:
-    with distributed.together(what), plain_tensors(), torch.enable_grad():
+    with distributed.collective_call(what), plain_tensors(), torch.enable_grad():
         loss, stream, draws = prepared(what, make, given)
         settings.warn_of_short_way(len(stream))
         word = what.removeprefix("train.")

@@ -80,7 +80,7 @@ def marglik(
     words.structure(structure)
     given = {**locals(), "beta": 1.0}
     given["prior"] = _prior(unwrapped(model), precision, groups, data, params)
-    with distributed.together("train.marglik"), plain_tensors(), torch.enable_grad():
+    with distributed.collective_call("train.marglik"), plain_tensors(), torch.enable_grad():
         loss, stream, draws = prepared("train.marglik", PenalisedLikelihood, given)
         loss.hold_noise()
         settings = _with_decay(settings, decay, lr_min, len(stream))

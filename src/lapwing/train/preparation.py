@@ -22,7 +22,7 @@ def prepared(what: str, make: Callable[..., Any], given: dict[str, Any]) -> tupl
     """The loss of a batch, the data, and what random numbers are drawn with."""
     model = given["model"]
     check_module(what, model)
-    draws = distributed.of_this_rank(seeded(given["generator"]))
+    draws = distributed.rank_generator(seeded(given["generator"]))
     stream = Stream.of(given["data"], Columns.of(given["inputs"], given["targets"]), given["batch_size"])
     n_data = given["n_data"]
     n_data = sum(distributed.gathered(stream.n_data())) if n_data is None else counted("n_data", n_data, "datum")

@@ -12,7 +12,7 @@ from lapwing.runtime import distributed
 
 def start_alike(tensors: Sequence[Tensor]) -> None:
     """Rank 0's values on every rank, as DistributedDataParallel starts."""
-    if distributed.many():
+    if distributed.is_distributed():
         found = distributed.broadcast([t.detach().cpu() for t in tensors] if distributed.rank() == 0 else None, 0)
         assert found is not None
         with torch.no_grad():
@@ -25,7 +25,7 @@ def average_gradients(parameters: Sequence[nn.Parameter], n: int) -> int:
 
     A rank that has no data left takes part with nothing.
     """
-    if not distributed.many():
+    if not distributed.is_distributed():
         return n
     flat = torch.cat([_gradient(p).double().reshape(-1).cpu() for p in parameters]) * n
     total = distributed.total(torch.cat([flat, torch.tensor([float(n)], dtype=torch.float64)]))

@@ -89,13 +89,13 @@ def tune_at_linear_mode(
     design: Callable[[], Design] | None,
     *,
     noise: bool,
-    recurved: Callable[[Posterior], Posterior] | None = None,
+    reestimated: Callable[[Posterior], Posterior] | None = None,
     checkpoint: PassCheckpoint = NO_CHECKPOINT,
     budget: Budget = EXACT,
 ) -> Posterior:
     """Alternate until θ_* and the hyperparameters stand still; in one go where the mode follows them exactly.
 
-    `recurved` gives the posterior its curvature anew, at the outputs of the linear mode: the Laplace approximation of
+    `reestimated` re-estimates the curvature at the outputs of the linear mode: the Laplace approximation of
     the linear model itself. Without it the curvature stays the network's, and is computed once. `checkpoint`
     stores the state between two turns, and resumes from it.
     """
@@ -114,11 +114,11 @@ def tune_at_linear_mode(
         found = None
     else:
         current = found["before"].on(posterior)
-    if recurved is None:
+    if reestimated is None:
         return current
     for number in range(1 if found is None else found["stage"], 1 + _MOST_CURVATURES):
         stage, found = Stage(checkpoint, number, current, found), None
-        moved = _alternated(recurved(current), ascend, data, noise, stage, budget)
+        moved = _alternated(reestimated(current), ascend, data, noise, stage, budget)
         change, current = _change(current, moved), moved
         if change < _CURVATURE_RTOL:
             break
