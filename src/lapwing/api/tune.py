@@ -213,7 +213,7 @@ class _Choice:
         budget: tuning.Budget,
     ) -> Posterior:
         if not self.linear_mode or self._skips_the_mode(posterior, budget):
-            tuned = tuning.at_leisure(ascend, posterior, budget)(replace(posterior, expansion=None), noise=noise)
+            tuned = tuning.with_tolerance(ascend, posterior, budget)(replace(posterior, expansion=None), noise=noise)
             return tuned if not self.linear_mode else replace(tuned, left_open=(_NO_MODE,))
         batches = posterior.source if data is None else posterior.batches(data)
         make = reestimated = None
@@ -236,7 +236,7 @@ class _Choice:
                 posterior, ascend, make, noise=noise, reestimated=reestimated, checkpoint=checkpoint, budget=budget
             )
             if batches is not None and self._averages(tuned, fixed):
-                ascend = tuning.at_leisure(ascend, tuned, budget)
+                ascend = tuning.with_tolerance(ascend, tuned, budget)
                 tuned = ascend(refinement.averaged(tuned, source), noise=noise)
         if not self.mean_at_mode:
             return replace(tuned, readout=replace(tuned.readout, noise_std=_noise_around_network(tuned, noise)))

@@ -34,7 +34,7 @@ class Link(ABC):
 
 @dataclass(frozen=True)
 class Default(Link):
-    """The most accurate: quadrature for one logit, quasi-Monte Carlo for several classes. Both converge."""
+    """The most accurate: quadrature for one logit, quasi-Monte Carlo draws for classes. Both converge."""
 
     def categorical(self, m: Tensor, cov: Tensor, log_p: Tensor) -> Float[Tensor, "... t c"]:
         return log_mean(log_p)

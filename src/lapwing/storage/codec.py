@@ -133,7 +133,7 @@ class Decoder:
         }
         kind = kinds.get(frozenset(node))
         if kind is None:
-            raise StorageError(f"a node with the keys {sorted(node)!s:.80} means nothing.")
+            raise StorageError(f"unknown kind of node, with the keys {sorted(node)!s:.80}.")
         return kind(node, device)
 
     def check_all_used(self) -> None:

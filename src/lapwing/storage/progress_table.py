@@ -22,7 +22,7 @@ from lapwing.network.jacobian import (
 from lapwing.operators import Arrangement, LowRankCurvature
 from lapwing.storage.codec import Entry, Table
 from lapwing.storage.table import table
-from lapwing.tuning import Position
+from lapwing.tuning import TuningState
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ _ROWS = {
     "EmbeddingBlock": Entry(EmbeddingBlock),
     "LowRankCurvature": Entry(LowRankCurvature),  # rows as they are; a posterior's file rotates them
     "Expansion": Entry(Expansion),  # with the outputs of the data
-    "Position": Entry(Position),
+    "Position": Entry(TuningState),
 }
 
 

@@ -49,4 +49,4 @@ def from_nodes(node: Any) -> Any:
         return _MAPPINGS[kind](dict(pairs)) if kind == "counter" else _MAPPINGS[kind](pairs)
     if kind in _SEQUENCES:
         return _SEQUENCES[kind](from_nodes(v) for v in content)
-    raise StorageError(f"a state holds {kind!r:.40}, which is no kind of value.")
+    raise StorageError(f"a state holds {kind!r:.40}, which is not a known kind of value.")
