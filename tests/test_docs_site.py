@@ -8,6 +8,7 @@ import runpy
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -157,9 +158,7 @@ def test_every_public_name_is_in_an_example():
 
 @pytest.mark.parametrize("path", TEXTS, ids=named)
 def test_files_that_the_prose_names_exist(path: Path):
-    named_files = re.findall(
-        r"`(?:python -m )?((?:src|tests|docs|examples|tools)/[\w/.-]+\.\w+)", path.read_text("utf-8")
-    )
+    named_files = re.findall(r"`(?:python -m )?((?:src|tests|docs|examples|tools)/[\w/.-]+)", path.read_text("utf-8"))
     assert [file for file in named_files if not (ROOT / file).exists()] == []
 
 
@@ -168,9 +167,11 @@ def calls(path: Path) -> Iterator[tuple[str, Any, list[str]]]:
     owners = {"lw": lw, "posterior": lw.Posterior}
     prose = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
     for code in re.findall(r"`([^`\n]+)`", prose):
-        for owner, name, arguments in re.findall(r"\b(lw|posterior)\.(\w+)\(((?:[^()]|\([^()]*\))*)\)", code):
+        for name, arguments in re.findall(r"\b(lw(?:\.\w+)+|posterior\.\w+)\(((?:[^()]|\([^()]*\))*)\)", code):
+            owner, *parts = name.split(".")
+            found = reduce(lambda value, part: getattr(value, part, None), parts, owners[owner])
             outer = re.sub(r"\([^()]*\)|\"[^\"]*\"", "", arguments)
-            yield f"{owner}.{name}", getattr(owners[owner], name, None), re.findall(r"\b(\w+)=", outer)
+            yield name, found, re.findall(r"\b(\w+)=", outer)
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=named)

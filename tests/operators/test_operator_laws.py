@@ -72,7 +72,7 @@ def test_solve_and_inverse_diagonal(make, seed: int) -> None:
     assert_close(H.plus(P0).solve(v), v @ Sigma)
     assert_close(H.plus(P0).solve(H.plus(P0).mv(v)), v)
     assert_close(H.plus(P0).inv_diagonal(), Sigma.diagonal())
-    assert_close(H.plus(P0).rough_solve(v), v @ Sigma, rtol=1e-4)
+    assert_close(H.plus(P0).approximate_solve(v), v @ Sigma, rtol=1e-4)
 
 
 @over_makers
@@ -212,7 +212,7 @@ def test_split_damping_is_the_product_of_the_damped_factors(seed: int) -> None:
     v = randn(2, 12, g=gen(seed))
     found = H.plus(P0)
     eigenvalues = [torch.outer(0.6 * b + root, a + root) for a, b in zip(*map(torch.linalg.eigvalsh, (A, B)))]
-    assert not H.adds_prior
+    assert not H.exact_prior
     assert_close(H.to_dense(), H_dense)
     assert_close(found.to_dense(), P)
     assert_close(torch.linalg.eigvalsh(P), torch.stack(eigenvalues).flatten().sort().values)

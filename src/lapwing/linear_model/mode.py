@@ -230,10 +230,10 @@ def _conjugate_gradients(
     over: Callable[[], bool] = lambda: False,
 ) -> tuple[Float[Tensor, " p"], list[OutputLine], int]:
     """d ≈ H(θ)⁻¹ g to a residual of rtol in the preconditioner's norm, and the outputs along d."""
-    exactly = problem.design.precise and preconditioner.of_weights
+    exactly = problem.design.precise and preconditioner.has_weights
     # With a factorisation the preconditioner is the inverse: one product meets any tolerance, a second removes
     # rounding.
-    solve = problem.factorised(at.outputs) or (preconditioner.solve if exactly else preconditioner.rough_solve)
+    solve = problem.factorised(at.outputs) or (preconditioner.solve if exactly else preconditioner.approximate_solve)
     x, r = torch.zeros_like(g), g.clone()
     lines: list[OutputLine] = []
     z = solve(r)

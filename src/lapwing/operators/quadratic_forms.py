@@ -1,4 +1,4 @@
-"""J P⁻¹ Jᵀ under several precisions on one curvature, which differ in their prior alone."""
+"""Quadratic forms J P_s⁻¹ Jᵀ under several precisions with the same curvature and different priors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lapwing.operators.kronecker import RotatedPrecision
 
 
 def inv_quads(precisions: Sequence[Precision], J: Rows) -> Float[Tensor, "s n c c"]:
-    """J P_s⁻¹ Jᵀ for each of them. Kronecker blocks share an eigenbasis: rows are rotated once."""
+    """J_n P_s⁻¹ J_nᵀ for every precision s. Kronecker blocks share their eigenbasis, so rows are rotated only once."""
     first = precisions[0]
     if isinstance(first, BlockDiagonalPrecision):
         blocks = zip(*(P.blocks for P in precisions if isinstance(P, BlockDiagonalPrecision)), strict=True)
@@ -28,6 +28,7 @@ def inv_quads(precisions: Sequence[Precision], J: Rows) -> Float[Tensor, "s n c 
 
 
 def _rotated_once(precisions: Sequence[Precision], rows: Rows) -> Float[Tensor, "s n c c"]:
-    """Inverses are made and dropped one by one: those of all scales would take S·P numbers."""
+    """The quadratic forms of rows that are in the eigenbasis already."""
+    # A generator, so that the inverse eigenvalues of one precision at a time are in memory, not S·P numbers.
     rotated = (P for P in precisions if isinstance(P, RotatedPrecision))
     return torch.stack([rows.quad(P.E.reciprocal().flatten().to(rows.dtype)) for P in rotated])

@@ -137,7 +137,7 @@ class TrialRun:
         with AllocationCounter() as counter:
             P0 = GroupedDiagonal.identity(curvature.p, self.linearised.network.device)
             H = curvature.scaled(P0.values[0])  # alive during the prediction, as in a posterior
-            pushforward(WeightGaussian(self.linearised, H.undecomposed(P0), piece.n * piece.columns), x)
+            pushforward(WeightGaussian(self.linearised, H.unfactorised(P0), piece.n * piece.columns), x)
         return counter.peak
 
     def _first(self, n: int) -> tuple[ModelInput, Tensor]:

@@ -142,7 +142,7 @@ def _mode_findings(posterior: Fitted) -> Iterator[Finding]:
 
 def dimension_by_layer(posterior: Fitted) -> dict[str, tuple[float, int]]:
     """γ = Σ_i (1 − δ_i (P⁻¹)_ii) and the number of parameters, for each module."""
-    if not posterior.precision.of_weights:
+    if not posterior.precision.has_weights:
         return _dimension_by_group(posterior)
     each = 1 - posterior.prior.P0.diagonal.detach() * posterior.precision.inv_diagonal().detach()
     return {

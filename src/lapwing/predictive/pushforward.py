@@ -51,7 +51,7 @@ class WeightGaussian:
     @property
     def by_rows(self) -> bool:
         """Whether draws need rows of J: each output has weights of its own, or rows are processed many at a time."""
-        return self.precision.gathers or not self.precision.of_weights
+        return self.precision.prefers_large_batches or not self.precision.has_weights
 
     def moved(self, x: ModelInput, deviations: Float[Tensor, "s p"]) -> Iterator[Float[Tensor, "_ n k"]]:
         """f + J shift, then J v for each of the vectors, by Jacobian–vector products: no row of J is formed."""
@@ -83,7 +83,7 @@ class WeightGaussian:
             yield x if step >= x.n else x.rows(slice(start, start + step))
 
     def _linearised_at(self, x: ModelInput) -> tuple[Float[Tensor, "n k"], Jacobian]:
-        f, J = self._gathered(x) if self.precision.gathers else self._traced(x)
+        f, J = self._gathered(x) if self.precision.prefers_large_batches else self._traced(x)
         if self.shift is not None:
             f = f + J.mv(self.shift[None])[0].double()
         return f, J

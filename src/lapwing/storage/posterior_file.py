@@ -28,6 +28,7 @@ from lapwing.storage.atomic import replace_file
 from lapwing.storage.binding import check_same, described, module_at
 from lapwing.storage.codec import Decoder, Encoder, Node
 from lapwing.storage.hints import conforms
+from lapwing.storage.kinds import kind_named, kind_of
 from lapwing.storage.strict_json import strictly_parsed
 from lapwing.storage.table import table
 
@@ -52,10 +53,8 @@ def save(posterior: Posterior, path: str | os.PathLike[str]) -> None:
     needs the data for every computation, so it is saved as the full matrix it represents, and loaded with structure
     `full`.
     """
-    if not isinstance(posterior, Posterior):
-        raise InputTypeError(f"save: expected a Posterior from lw.fit, got {type(posterior).__name__}.")
     target = _path("save", path)
-    content = encoded(_without_data(posterior))
+    content = _content(posterior)
     replace_file(target, lambda file: container.write(file, content))
 
 
@@ -74,6 +73,15 @@ def load(path: str | os.PathLike[str], model: nn.Module, *, likelihood: Likeliho
         except OSError as error:
             raise StorageError(f"it cannot be read ({error.strerror or error}).") from error
         return _guarded(content, Network.lent(unwrapped(model)), likelihood)
+
+
+def _content(posterior: Any) -> container.Content:
+    kind = kind_of(posterior)
+    if kind is not None:
+        return kind.encode(posterior)
+    if not isinstance(posterior, Posterior):
+        raise InputTypeError(f"save: expected a Posterior from lw.fit, got {type(posterior).__name__}.")
+    return encoded(_without_data(posterior))
 
 
 def _path(function: str, path: Any) -> Path:
@@ -115,7 +123,7 @@ def encoded(posterior: Posterior) -> container.Content:
     return container.Content(json.dumps(document, allow_nan=False), encoder.tensors)
 
 
-def _guarded(content: container.Content, network: Network, likelihood: Likelihood | None) -> Posterior:
+def _guarded(content: container.Content, network: Network, likelihood: Likelihood | None) -> Any:
     """Decode; errors that a corrupt or malicious file can cause become a StorageError."""
     try:
         return decoded(content, network, likelihood)
@@ -125,8 +133,10 @@ def _guarded(content: container.Content, network: Network, likelihood: Likelihoo
         raise StorageError(f"it describes no posterior ({type(error).__name__}: {error!s:.200}).") from error
 
 
-def decoded(content: container.Content, network: Network, likelihood: Likelihood | None) -> Posterior:
+def decoded(content: container.Content, network: Network, likelihood: Likelihood | None) -> Any:
     document = strictly_parsed(content.document, "the document")
+    if isinstance(document, dict) and "kind" in document:
+        return kind_named(document["kind"]).decode(document, content.tensors, network.model)
     if not isinstance(document, dict) or document.keys() != {"model", "linearised", "posterior"}:
         raise StorageError("the document is not model, linearised and posterior.")
     check_same(document["model"], network)

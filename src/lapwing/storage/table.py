@@ -60,7 +60,7 @@ def _without_datum_rows(H: LowRankCurvature) -> LowRankCurvature:
             f"a file holds none, and written out they would be {H.rank * H.p:.2g} numbers (at most {_MOST_WRITTEN}). "
             'Use structure="kron", or fewer parameters: params="last_layer".'
         )
-    return H.turned()
+    return H.in_eigenbasis()
 
 
 def _untied(H: SeparateCurvature) -> SeparateCurvature:
@@ -92,7 +92,7 @@ class _WrittenFactors:
     @classmethod
     def of(cls, factors: KroneckerFactors) -> _WrittenFactors:
         A, B = factors.eigen_A, factors.eigen_B
-        a, b = (eigen.pair[0] if eigen.rebuilds else None for eigen in (A, B))
+        a, b = (eigen.pair[0] if eigen.sum_released else None for eigen in (A, B))
         return cls(A.held, factors.count, B.held, a=a, b=b)
 
     def factors(self, device: torch.device) -> KroneckerFactors:

@@ -142,7 +142,7 @@ class Streamed(Solver):
         return torch.stack([self.H.mv(v, e) for e in one_hot])
 
     def preconditioner(self, posterior: Posterior) -> Precision:
-        return summed(self.sketch, posterior) if self.sketch else posterior.precision.nearby()
+        return summed(self.sketch, posterior) if self.sketch else posterior.precision.preconditioner()
 
     def _solved(self, draws: WeightDraws, system: System, zeta: Tensor, n_products: int) -> Solved:
         """The result with its true residual, not the one that the iteration has accumulated."""
@@ -174,7 +174,7 @@ class ConjugateGradients(Streamed):
         found = conjugate_gradients(
             lambda v: self.H.mv(v, system.scales) + system.P0.diagonal * v,
             missing,
-            precondition=system.preconditioner.rough_solve,
+            precondition=system.preconditioner.approximate_solve,
             rtol=rtol,
             max_iterations=cg.max_iterations,
         )

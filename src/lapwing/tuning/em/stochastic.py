@@ -37,7 +37,9 @@ class StochasticGradients(Streamed):
                     gradient = self._gradient(
                         piece, descent.lookahead, draws, system, generators if data_targets else None
                     )
-                    descent.step(system.preconditioner.rough_solve(gradient), lr * (1 - (1 - _LAST_LR) * done), done)
+                    descent.step(
+                        system.preconditioner.approximate_solve(gradient), lr * (1 - (1 - _LAST_LR) * done), done
+                    )
                     seen += piece.trace.x.n
         return self._solved(draws, system, descent.average, 2 * self.sgd.epochs)
 
@@ -70,7 +72,7 @@ class StochasticGradients(Streamed):
                 offset = self._gradient(piece, still, _first(draws), system, None)
                 for _ in range(_POWER_STEPS):
                     v = v / v.norm()
-                    v = system.preconditioner.rough_solve(
+                    v = system.preconditioner.approximate_solve(
                         self._gradient(piece, v, _first(draws), system, None) - offset
                     )
                     value = float(v.norm())

@@ -27,7 +27,7 @@ def find_mode(
     start = posterior.expansion
     if start is None or start.outputs is None:  # a file stores θ_*, but not the outputs on the data
         start = Expansion(posterior.linearised.theta, posterior.estimate.statistics, follows=False)
-    found = solve_mode(problem, start, preconditioner or posterior.precision.nearby(), stopping)
+    found = solve_mode(problem, start, preconditioner or posterior.precision.preconditioner(), stopping)
     if found.statistics.n != posterior.n_data:
         raise InputError(
             f"tune got {found.statistics.n} data, but the posterior was fitted on {posterior.n_data} data, and the "
@@ -38,7 +38,7 @@ def find_mode(
 
 def find_mode_to_rounding(posterior: Posterior, data: Design, stopping: StoppingRule) -> Expansion:
     found = find_mode(posterior, data, stopping)
-    return polished(_problem(posterior, data), found, posterior.precision.nearby())
+    return polished(_problem(posterior, data), found, posterior.precision.preconditioner())
 
 
 def joint_newton_step(
@@ -86,7 +86,7 @@ def _mode_response(held: Posterior, data: Design, tune_noise: bool) -> Hessian:
     from_data = scales.to(prior_gradient)[:, None] * at.statistics.gradients
     groups = [-prior_gradient * (prior.index == g) for g in range(prior.P0.n_groups)]
     B = torch.stack([*groups, *(from_data if tune_noise else torch.zeros_like(from_data))])
-    problem, preconditioner = _problem(held, data), held.precision.nearby()
+    problem, preconditioner = _problem(held, data), held.precision.preconditioner()
     return B @ solve_hessian(problem, at, B, preconditioner, _RESPONSE_RTOL).T
 
 

@@ -114,7 +114,7 @@ def _shifts(
 ) -> tuple[dict[float, Posterior], list[Shift]]:
     """The scales at which the precision is not lost in rounding, and directions in which the mean may move."""
     shifts: list[Shift] = []
-    if not posterior.precision.of_weights or posterior.averages_functions:
+    if not posterior.precision.has_weights or posterior.averages_functions:
         return by_scale, shifts
     room = 2 * len(by_scale) * posterior.layout.p <= 3 * posterior.chunk_floats
     if room and not keep_mean:
