@@ -214,7 +214,9 @@ def add_converted_(total: Float[Tensor, "q d *e"], part: Float[Tensor, "q d *e"]
 def aligned_product(
     x: Float[Tensor, "m d"], y: Float[Tensor, "d e"], shift: Float[Tensor, " e"] | None = None
 ) -> Float[Tensor, "m e"]:
-    """x y + shift, written to aligned rows; of tensors that nothing is differentiated by."""
+    """x y + shift, written to aligned rows; where x has a graph, as torch does it."""
+    if x.requires_grad:
+        return x @ y if shift is None else torch.addmm(shift, x, y)
     product = torch.mm(x, y, out=_aligned(x, len(x), y.shape[1]))
     return product if shift is None else product.add_(shift)
 

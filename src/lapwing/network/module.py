@@ -126,7 +126,7 @@ class Network:
             if not isinstance(value, Tensor):
                 return value
             dtype = self.dtype if value.is_floating_point() and self.dtype is not None else value.dtype
-            moved = value.detach().to(self.device, dtype)
+            moved = (value if x.attached else value.detach()).to(self.device, dtype)
             return moved.clone() if moved.is_inference() else moved
 
         return x.mapped(place, x.n)

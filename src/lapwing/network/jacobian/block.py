@@ -72,6 +72,11 @@ class Block(ABC):
         """What the entries are kept in."""
 
     @property
+    def attached(self) -> bool:
+        """Whether the entries are differentiable in the network's inputs, where that matters to how they are made."""
+        return False
+
+    @property
     def row_floats(self) -> int:
         """Numbers that one row takes as it is kept."""
         return sum(s.stop - s.start for s in self.slices)

@@ -46,6 +46,10 @@ class FactorBlock(Block):
         return self.g.dtype
 
     @property
+    def attached(self) -> bool:
+        return self.g.requires_grad or self.inputs.attached
+
+    @property
     def c(self) -> int:
         return self.g.shape[1]
 
@@ -314,7 +318,7 @@ def written_factors(
     block: Block, n: int, c: int, r: int, arrangement: Arrangement, scratch: Scratch
 ) -> Float[Tensor, "nc k"]:
     """The rows of n data, of few at a time: their patches and gradients stay in the processor's cache."""
-    if arrangement.q > 1 or arrangement.weight is None:
+    if arrangement.q > 1 or arrangement.weight is None or block.attached:  # memory used again takes no graph
         plain = block.plain()
         assert isinstance(plain, FactorBlock)
         return plain.matrices().flatten(2).flatten(0, 1)

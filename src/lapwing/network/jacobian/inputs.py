@@ -21,6 +21,11 @@ class Inputs(ABC):
 
     by_channel: bool = True  # whether columns come in the weight's order
 
+    @property
+    def attached(self) -> bool:
+        """Whether they are differentiable in the network's own inputs."""
+        return self.tensor().requires_grad
+
     @abstractmethod
     def tensor(self) -> Float[Tensor, "n r q i"]: ...
 
@@ -118,6 +123,10 @@ class Images(Inputs):
 
     def kept(self) -> Images:
         return self
+
+    @property
+    def attached(self) -> bool:
+        return self.x.requires_grad
 
     def without_bias(self) -> Images:
         return replace(self, ones=False)

@@ -159,7 +159,9 @@ class Jacobian(Rows):
     def kept(self) -> Jacobian:
         """The same rows, each block in the form that takes least memory."""
         blocks = (block.kept() for block in self.blocks)
-        return replace(self, blocks=tuple(ThinnedBlock.of(b) if isinstance(b, FactorBlock) else b for b in blocks))
+        # A gradient that is zero at these inputs may have derivatives there: what has a graph is kept whole.
+        thin = (ThinnedBlock.of(b) if isinstance(b, FactorBlock) and not b.attached else b for b in blocks)
+        return replace(self, blocks=tuple(thin))
 
     def formed(self) -> Jacobian:
         """The same rows, for another process."""

@@ -51,6 +51,10 @@ class Patches(Inputs):
     form: Callable[[Tensor, int], Tensor]
     window: Window | None
 
+    @property
+    def attached(self) -> bool:
+        return any(x.requires_grad for x in self.calls)
+
     def tensor(self) -> Tensor:
         return with_bias(self.arrangement, joined([self.form(x, self.n) for x in self.calls]))
 

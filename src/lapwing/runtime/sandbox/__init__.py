@@ -10,10 +10,11 @@ from lapwing.runtime.sandbox.process import (
     random_states,
     same_states,
 )
-from lapwing.runtime.sandbox.watching import MathAttention, UseOfTensors
+from lapwing.runtime.sandbox.watching import MathAttention, PlainNorms, UseOfTensors
 
 __all__ = [
     "MathAttention",
+    "PlainNorms",
     "Template",
     "UseOfTensors",
     "borrowed",
