@@ -56,9 +56,7 @@ OF_CLASSES: dict[str, Callable[[lw.Posterior, Any], Tensor]] = {
 
 def mlp(inputs: int, outputs: int) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(inputs, 6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, outputs)
-    ).double()
+    return nn.Sequential(nn.Linear(inputs, 6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, outputs)).double()
 
 
 def convolutional(outputs: int) -> nn.Module:

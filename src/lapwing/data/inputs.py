@@ -36,9 +36,7 @@ class ModelInput:
 
     def mapped(self, function: Callable[[Any], Any], n: int) -> ModelInput:
         args, kwargs = tuple(function(v) for v in self.args), {key: function(v) for key, v in self.kwargs.items()}
-        return ModelInput(
-            args, kwargs, n, self.origin, self.whole, positions=self.positions, attached=self.attached
-        )
+        return ModelInput(args, kwargs, n, self.origin, self.whole, positions=self.positions, attached=self.attached)
 
     def batched(self, value: Any) -> bool:
         """Whether one of the arguments carries the batch."""

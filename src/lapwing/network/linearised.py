@@ -340,9 +340,7 @@ def looped_rows(
     }
 
 
-def pull_back(
-    f: Tensor, sources: Sequence[Tensor], u: Tensor, *, attached: bool = False
-) -> tuple[Tensor, ...]:
+def pull_back(f: Tensor, sources: Sequence[Tensor], u: Tensor, *, attached: bool = False) -> tuple[Tensor, ...]:
     if not f.requires_grad:  # the output does not depend on any of these tensors
         return tuple(torch.zeros_like(p) for p in sources)
     gradients = vjp(f, sources, u, attached=attached)

@@ -18,7 +18,6 @@ from torch import distributions as td
 
 from lapwing._types import Float, Tensor
 from lapwing.errors import StructureError
-from lapwing.linalg import safe_sqrt
 from lapwing.likelihoods import (
     Bernoulli,
     Categorical,
@@ -29,6 +28,7 @@ from lapwing.likelihoods import (
     Poisson,
     Sites,
 )
+from lapwing.linalg import safe_sqrt
 from lapwing.predictive import links
 from lapwing.predictive.counts import log_mean_poisson
 from lapwing.predictive.link_rules import Link, log_mean, log_mean_sigmoid

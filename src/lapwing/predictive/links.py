@@ -139,7 +139,9 @@ def covariance_root(cov: Tensor) -> Tensor:
         return L
     root, eigenvalues = symmetric_root(cov[singular])
     _check_rounding_only(eigenvalues)
-    return L.clone().index_put((singular,), root)
+    R = L.clone()
+    R[singular] = root
+    return R
 
 
 def _factors(matrices: Tensor) -> tuple[Tensor, Tensor]:

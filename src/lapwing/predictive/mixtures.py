@@ -14,7 +14,7 @@ def mixture_quantile(means: Float[Tensor, "s ..."], stds: Float[Tensor, "s ..."]
     q = _bisected(means.detach(), stds.detach(), level)
     if not (means.requires_grad or stds.requires_grad):
         return q
-    # F(q; m, s) = level holds for all m and s, so dq = −dF / F′(q): one Newton step from the solution has this derivative.
+    # F(q; m, s) = level holds for all m and s, so dq = −dF / F′(q): the derivative of one Newton step from the solution.
     z = (q - means) / stds
     density = ((-0.5 * z.square()).exp() / (2 * pi) ** 0.5 / stds).mean(0)
     return q - (torch.special.ndtr(z).mean(0) - level) / density.detach()

@@ -45,6 +45,14 @@ class Inputs(ABC):
         """The same in the form that takes least memory, and holds on to nothing else."""
         return Given(self.tensor())
 
+    def split(self, n: int, step: int) -> list[Inputs]:
+        """Those of so many of the n data at a time."""
+        return [self.at(slice(start, start + step)) for start in range(0, n, step)]
+
+    def fresh(self) -> Inputs:
+        """The same with nothing remembered."""
+        return self
+
     def without_bias(self) -> Inputs:
         """All columns but the last, which are ones."""
         return Given(self.tensor()[..., :-1])
@@ -82,6 +90,9 @@ class Given(Inputs):
 
     def at(self, data: slice) -> Given:
         return Given(self.values[data])
+
+    def split(self, n: int, step: int) -> list[Inputs]:
+        return [Given(values) for values in self.values.split(step)]
 
     def kept(self) -> Given:
         return self

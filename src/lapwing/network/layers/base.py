@@ -177,6 +177,12 @@ class Formed(Inputs):
         alone = replace(self.arrangement, bias=None)
         return with_bias(alone, self._joined), self.arrangement.bias is not None
 
+    def split(self, n: int, step: int) -> list[Inputs]:
+        return [Formed(self.arrangement, lambda some=some: [some]) for some in self._joined.split(step)]  # type: ignore[misc]
+
+    def fresh(self) -> Formed:
+        return replace(self)
+
     def at(self, data: slice) -> Formed:
         return Formed(self.arrangement, lambda: [self._joined[data]])
 

@@ -80,9 +80,7 @@ def pulled_back(f: Tensor, outputs: list[Tensor], column: Tensor, *, attached: b
     return [torch.zeros_like(s) if g is None else g for s, g in zip(outputs, gradients, strict=True)]
 
 
-def vjp(
-    f: Tensor, sources: Sequence[Tensor], u: Tensor, *, attached: bool = False
-) -> tuple[Tensor | None, ...]:
+def vjp(f: Tensor, sources: Sequence[Tensor], u: Tensor, *, attached: bool = False) -> tuple[Tensor | None, ...]:
     """uᵀ ∂f/∂s for every source s; None where f does not depend on it. `attached`: with a graph of their own.
 
     As the gradient of u · f: to check the shape of a u that it is given, torch loads its symbolic algebra, of 80 MB.

@@ -68,6 +68,12 @@ class Patches(Inputs):
         some = tuple(x[start * m : stop * m] for x, m in zip(self.calls, images, strict=True))
         return replace(self, calls=some, n=stop - start)
 
+    def split(self, n: int, step: int) -> list[Inputs]:
+        images = [x.split(step * (len(x) // n)) for x in self.calls]
+        return [
+            replace(self, calls=some, n=len(some[0]) * n // len(self.calls[0])) for some in zip(*images, strict=True)
+        ]
+
     def kept(self) -> Inputs:
         return self._image() or super().kept()
 

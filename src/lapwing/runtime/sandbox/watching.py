@@ -80,12 +80,10 @@ def _instance_norm(
 ) -> Tensor:
     if not use_input_stats:
         return F.batch_norm(x, running_mean, running_var, weight, bias, eps=eps)
-    return _affine(
-        _standardised(x, tuple(range(2, x.ndim)), eps), *(_by_channel(v, x) for v in (weight, bias))
-    )
+    return _affine(_standardised(x, tuple(range(2, x.ndim)), eps), *(_by_channel(v, x) for v in (weight, bias)))
 
 
-_NORMS = {
+_NORMS: dict[Any, Callable[..., Any]] = {
     F.layer_norm: _layer_norm,
     F.rms_norm: _rms_norm,
     F.group_norm: _group_norm,
