@@ -41,11 +41,11 @@ test-browser: $(DEV) ## open the report in headless Chromium (needs chromium)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests
 
 mutants: $(DEV) ## plant mistakes in the numerical core, and see which test finds each (hours; resumable)
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m tests.mutants
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m tools.mutants
 
 test-transformers: $(DEV) ## Hugging Face architectures (installs the extra hf first)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,hf]'
-	$(PYTEST) -m transformers tests/test_transformers.py
+	$(PYTEST) -m transformers tests/behaviour/test_transformers.py
 
 lint: $(DEV) ## linter and formatter, changing nothing
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 import warnings
 from typing import Any
 
+from lapwing import train
 from lapwing.api.compare import Comparison, compare
 from lapwing.api.fit import fit, plan, prior
 from lapwing.api.merge import merge
@@ -124,6 +125,7 @@ __all__ = [
     "prior",
     "refine",
     "save",
+    "train",
     "tune",
 ]
 

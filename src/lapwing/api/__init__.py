@@ -1,1 +1,1 @@
-"""The front door: the user's words become objects here, and nowhere else."""
+"""The public functions: words and objects of the user become objects of the library, here and nowhere else."""

@@ -15,7 +15,7 @@ from torch import nn
 from lapwing import curvature, priors
 from lapwing.api import words
 from lapwing.api.mistakes import warn_of_mistakes
-from lapwing.curvature import Estimate, Fisher, Structure
+from lapwing.curvature import Estimate, Fisher, Structure, Survey
 from lapwing.data import Batches, Columns, ModelInput, as_batches
 from lapwing.data.targets import dropped_by_loader, encode_batch, longest_labels, observed, ragged
 from lapwing.errors import InputError, InputTypeError, located, warn
@@ -32,7 +32,6 @@ from lapwing.planning import (
     Plan,
     Question,
     Rehearsal,
-    Survey,
     choose,
     forward_macs,
     make_plan,
@@ -109,7 +108,7 @@ def fit(
             order, layout_choice = replace(order, prior=prior), _fixed(layout)
         view = order.looked_at(layout_choice)
         view = replace(view, linearised=agreed(view.linearised, wrapped is not model))
-        warn_of_mistakes(view.linearised, view.family, view.sites, view.x, view.y)
+        warn_of_mistakes(view.linearised, view.family, view.x, view.y)
         view, taken = view.with_fisher_for(view.room_for(chosen))
         estimate = view.estimate(taken, seeded(generator), _Keeping(checkpoint, every))
     _warn_of_dropped(batches, estimate.statistics.n)
@@ -227,7 +226,7 @@ class _View:
             self.order.scale,
             taken.chunk_floats,
             why=taken.why,
-            readout=Readout(newton=isinstance(structure, curvature.GP) and structure.mean == "newton"),
+            readout=Readout(newton=structure.moves_mean),
             source=self.order.batches,
             columns=self.order.batches.columns,
             untuned=self._untuned(structure),
@@ -236,7 +235,7 @@ class _View:
     def _untuned(self, structure: Structure) -> bool:
         """Whether the prior, and the noise if there is one, are what `fit` takes where nobody says otherwise."""
         chosen_noise = isinstance(self.family, Gaussian) and not self.family.estimated
-        chosen = chosen_noise or isinstance(structure, curvature.GP) or not self.linearised.layout.p
+        chosen = chosen_noise or structure.states_prior or not self.linearised.layout.p
         return self.order.default_prior and not chosen
 
 
@@ -278,7 +277,6 @@ def plan(
                 needs=Needs(rehearsal.survey, rehearsal.n_parts, budget, n_data=len(batches) * rehearsal.x.n or None),
                 rehearsal=rehearsal,
                 kind=kind,
-                n_data=len(batches) * rehearsal.x.n or None,
                 n_inputs=n_inputs or rehearsal.x.n,
                 forward_macs=macs,
                 through_body=rehearsal.survey.layout != last or tied(model, last),
@@ -324,7 +322,7 @@ def _prepare(
     x, y = batch
     linearised = linearise(model, layout_choice, x)
     family = words.likelihood(likelihood, linearised.datum_shape)
-    _check_class_axis(family, linearised.datum_shape)
+    check_class_axis_of(family, linearised.datum_shape)
     sites = Sites(linearised.datum_shape, family.class_axis)
     with located("batch 0"):
         if ragged(family, sites):
@@ -372,7 +370,7 @@ def _last_layer(model: nn.Module, batches: Batches) -> ParamLayout | None:
     return None
 
 
-def _check_class_axis(likelihood: Likelihood, datum_shape: tuple[int, ...]) -> None:
+def check_class_axis_of(likelihood: Likelihood, datum_shape: tuple[int, ...]) -> None:
     n_axes = len(datum_shape) + 1
     if not -len(datum_shape) <= likelihood.class_axis < n_axes and not (
         not datum_shape and likelihood.class_axis == -1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -17,12 +19,14 @@ _FEW_TOKENS = 3  # fewer that are equal may be so by chance
 _SQUASHING = (nn.Softmax, nn.Softmax2d, nn.Sigmoid, nn.Hardsigmoid)
 
 
-def warn_of_mistakes(linearised: Linearised, family: Likelihood, sites: Sites, x: ModelInput, y: Tensor) -> None:
+def warn_of_mistakes(linearised: Linearised, family: Likelihood, x: ModelInput, y: Tensor) -> None:
     """What a look at the first batch (x, encoded y) gives cause to say."""
     if isinstance(family, Bernoulli | Categorical):
-        _warn_of_probabilities(linearised, family, sites, x)
+        shape = linearised.datum_shape_at(x)  # of this batch, where batches differ in length
+        at_x = replace(linearised, datum_shape=shape, ragged=None)
+        _warn_of_probabilities(at_x, family, Sites(shape, family.class_axis), x)
     if isinstance(family, Categorical):
-        _warn_of_unshifted(family, sites, x, y)
+        _warn_of_unshifted(family, x, y)
 
 
 def _warn_of_probabilities(linearised: Linearised, family: Likelihood, sites: Sites, x: ModelInput) -> None:
@@ -60,13 +64,13 @@ def _squashing(linearised: Linearised) -> str:
     return f", module '{path}' ({type(last).__name__})" if path and isinstance(last, _SQUASHING) else ""
 
 
-def _warn_of_unshifted(family: Categorical, sites: Sites, x: ModelInput, y: Tensor) -> None:
+def _warn_of_unshifted(family: Categorical, x: ModelInput, y: Tensor) -> None:
     """Labels equal to the tokens wherever they count: those of a masked model differ where a token is masked."""
     tokens = x.kwargs.get("input_ids", x.args[0] if len(x.args) == 1 else None)
     if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.ndim < 2 or tokens.shape[1] < 2:
         return
     labels = y.reshape(-1)
-    if tokens.numel() != labels.numel() or sites.t != tokens.shape[1]:
+    if tokens.numel() != labels.numel():
         return
     counted = labels != family.ignore_index
     few = int(counted.sum()) < _FEW_TOKENS

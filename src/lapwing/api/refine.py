@@ -10,7 +10,6 @@ import torch
 
 from lapwing import refinement
 from lapwing.api import words
-from lapwing.curvature import GP
 from lapwing.data.targets import observed
 from lapwing.errors import InputError, InputTypeError, StructureError
 from lapwing.linear_model import in_fixed_order
@@ -55,6 +54,8 @@ def refine(
     """
     if not isinstance(posterior, Posterior):
         raise InputTypeError(f"refine: expected a Posterior from lw.fit or lw.tune, got {type(posterior).__name__}.")
+    if posterior.trained is not None:
+        posterior.check_unrefined("refine")
     settings = _CONVERGED if preset is None else words.choose("preset", preset, {"immer2021": _IMMER2021})
     ways = {"laplace": settings.laplace, "vi": settings.vi, "vi_diag": settings.vi_diag}
     way = _stopped(words.choose("by", by, ways), max_steps)
@@ -110,7 +111,7 @@ def _stopped(
 
 
 def _check(posterior: Posterior) -> None:
-    if isinstance(posterior.structure, GP) and posterior.structure.n_points is not None:
+    if posterior.structure.n_points is not None:
         raise StructureError(
             f"refine: the {posterior.structure.n_points} points of this GP stand for the data at the network's "
             'outputs; elsewhere others would. Fit lw.GP(..., mean="newton"), or refine lw.GP() on all data.'

@@ -13,7 +13,7 @@ import torch
 
 from lapwing import priors, refinement, tuning
 from lapwing.api import words
-from lapwing.curvature import GP, NOT_KEPT, Ekfac, Exact, Keeper, Kron
+from lapwing.curvature import NOT_KEPT, Exact, Keeper
 from lapwing.data import Batches
 from lapwing.data.targets import observed
 from lapwing.errors import InputError, InputTypeError, StructureError
@@ -171,7 +171,7 @@ class _Choice:
 
     def check(self, posterior: Posterior) -> None:
         structure = posterior.structure
-        if self.curvature.at_mode and isinstance(structure, GP) and structure.n_points is not None:
+        if self.curvature.at_mode and structure.n_points is not None:
             raise InputError(
                 f'tune(curvature_at="linear_mode") would choose other points than the {structure.n_points} of this GP. '
                 'Use curvature_at="network", or lw.GP() without n_points.'
@@ -266,7 +266,7 @@ class _Choice:
                 'tune(by="em") samples with the exact GGN, but the posterior was fitted with '
                 f'{type(posterior.fisher).__name__} curvature. Fit with fisher="exact".'
             )
-        if settings.g_prior and isinstance(posterior.structure, Kron | Ekfac):
+        if settings.g_prior and not posterior.structure.takes_any_prior:
             raise StructureError(
                 "EM(g_prior=True) gives every weight a precision of its own, which a Kronecker product cannot take. "
                 'Use structure="matrixfree", "lowrank", "diag" or "full".'

@@ -11,21 +11,7 @@ import torch
 from torch import nn
 
 from lapwing import priors
-from lapwing.curvature import (
-    GP,
-    Block,
-    Diag,
-    Ekfac,
-    Empirical,
-    Exact,
-    Fisher,
-    Full,
-    Kron,
-    LowRank,
-    MatrixFree,
-    Sampled,
-    Structure,
-)
+from lapwing.curvature import STRUCTURES, Empirical, Exact, Fisher, Sampled, Structure
 from lapwing.data import ModelInput, as_batches, as_input
 from lapwing.errors import InputError, InputTypeError, StructureError
 from lapwing.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson, Sites
@@ -54,17 +40,6 @@ from lapwing.subnetwork import (
 
 T = TypeVar("T")
 
-STRUCTURES: dict[str, Structure | None] = {
-    "auto": None,
-    "full": Full(),
-    "block": Block(),
-    "kron": Kron(),
-    "ekfac": Ekfac(),
-    "diag": Diag(),
-    "lowrank": LowRank(),
-    "gp": GP(),
-    "matrixfree": MatrixFree(),
-}
 # Other names of the same things, as papers and other libraries have them.
 SYNONYMS: dict[str, dict[str, str]] = {
     "structure": {
@@ -96,7 +71,6 @@ SYNONYMS: dict[str, dict[str, str]] = {
 }
 
 WORDS: dict[str, set[str]] = {
-    "structure": set(STRUCTURES),
     "likelihood": {"classification", "binary", "multilabel", "regression", "count"},
     "fisher": {"auto", "exact", "mc", "empirical"},
     "params": {"all", "last_layer"},
@@ -118,7 +92,12 @@ def canonical(argument: str, word: Any) -> Any:
     if not isinstance(word, str) or argument not in SYNONYMS:
         return word
     plain, synonyms = word.lower().replace("-", "_").replace(" ", "_"), SYNONYMS[argument]
-    return synonyms.get(plain, plain if plain in WORDS[argument] else word)
+    return synonyms.get(plain, plain if plain in known(argument) else word)
+
+
+def known(argument: str) -> set[str]:
+    """The library's own words for an argument."""
+    return {"auto", *STRUCTURES} if argument == "structure" else WORDS[argument]
 
 
 def choose(argument: str, word: Any, options: Mapping[str, T]) -> T:
@@ -128,7 +107,7 @@ def choose(argument: str, word: Any, options: Mapping[str, T]) -> T:
 
 def structure(word: Any) -> Structure | None:
     """None stands for "choose for me"."""
-    return word if isinstance(word, Structure) else choose("structure", word, STRUCTURES)
+    return word if isinstance(word, Structure) else choose("structure", word, {"auto": None, **STRUCTURES})
 
 
 def check_repeatable(structure: Structure | None, fisher: Kind) -> None:

@@ -1,1 +1,1 @@
-"""An old name: `python -m lapwing.bench.case` is `python -m lapwing_studies.bench.case`."""
+"""Deprecated name: `python -m lapwing.bench.case` is `python -m lapwing_studies.bench.case`."""

@@ -1,4 +1,4 @@
-"""Held-out data → answers with a finite-sample guarantee: prediction sets that cover, alarms that are seldom false."""
+"""Prediction sets and alarms with finite-sample guarantees, from held-out data."""
 
 from lapwing.calibration.alarms import Alarm, alarm
 from lapwing.calibration.sets import Conformal, Intervals, LabelSets, conformal

@@ -14,11 +14,11 @@ import torch
 
 from lapwing._types import Float, Tensor
 from lapwing.calibration.epistemic import Scorer
-from lapwing.calibration.held_out import ROWS, labelled_or_not, scored
+from lapwing.calibration.held_out import inputs_alone, labelled_or_not, scored
 from lapwing.errors import InputError, InputTypeError, NumericalError
 from lapwing.posterior import Posterior
 from lapwing.runtime import distributed
-from lapwing.runtime.sandbox import plain_tensors
+from lapwing.runtime.sandbox import plain_tensors, random_state_kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,10 +43,10 @@ class Alarm:
 
     @plain_tensors()
     def __call__(self, x: Any) -> Float[Tensor, " b"]:
-        """P-values of a batch of inputs."""
-        given, scorer = self.posterior.given(x), self.scorer
-        pieces = [given.rows(slice(i, min(i + ROWS, given.n))) for i in range(0, given.n, ROWS)]
-        features = torch.cat([_checked(scorer(piece)) for piece in pieces])
+        """P-values of a batch of inputs, or of all rows of a loader or data set, in the order of the data set."""
+        scorer = self.scorer
+        with random_state_kept():
+            features = torch.cat([_checked(scorer(piece)) for piece in inputs_alone(self.posterior, x)])
         return scorer.p_values(self.features.to(features), features).to(self.posterior.dtype)
 
     def __repr__(self) -> str:

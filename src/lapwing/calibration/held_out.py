@@ -9,8 +9,9 @@ from typing import Any, Protocol
 import torch
 
 from lapwing._types import Float, Tensor
-from lapwing.data import Batches, Columns, ModelInput, is_array
-from lapwing.errors import located
+from lapwing.data import Batches, Columns, ModelInput, as_inputs, is_array
+from lapwing.data.fixed_order import in_data_order
+from lapwing.errors import InputError, located
 from lapwing.posterior import Posterior
 from lapwing.runtime import distributed
 from lapwing.runtime.progress import shown
@@ -44,6 +45,18 @@ def labelled_or_not(posterior: Posterior, held_out: Any) -> Batches | Unlabelled
     if no_labels or is_array(held_out):
         return Unlabelled(posterior.given(held_out))
     return posterior.batches(held_out, "held_out")
+
+
+def inputs_alone(posterior: Posterior, x: Any) -> Iterator[ModelInput]:
+    """Some rows at a time of one batch of inputs, or of a loader or data set, whose targets are left out."""
+    many = as_inputs(x, posterior.columns)
+    batches = [x] if many is None else shown(in_data_order(many), total=len(many), what="alarm", progress=None)
+    empty = True
+    for batch in batches:
+        empty = False
+        yield from (piece for piece, _ in Unlabelled(posterior.given(batch)))
+    if empty:
+        raise InputError("alarm: the data gave no batch: the loader or data set is empty.")
 
 
 def scored(

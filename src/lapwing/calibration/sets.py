@@ -20,7 +20,7 @@ from lapwing.data import ModelInput
 from lapwing.data.targets import encode_batch
 from lapwing.errors import InputError, InputTypeError, NumericalError, ShapeError, StructureError
 from lapwing.likelihoods import Bernoulli, Categorical, CustomLikelihood, Poisson
-from lapwing.posterior import Posterior
+from lapwing.posterior import Posterior, predicted
 from lapwing.predictive import ClassPrediction, Prediction, RegressionPrediction
 from lapwing.runtime import distributed
 from lapwing.runtime.sandbox import plain_tensors
@@ -72,7 +72,7 @@ class Conformal:
     @plain_tensors()
     def predict(self, x: Any) -> Intervals | LabelSets:
         """Intervals mean ± q · std, or the labels with −log p ≤ q."""
-        prediction = self.posterior.predicted(x)
+        prediction = predicted(self.posterior, x)
         if isinstance(prediction, ClassPrediction):
             return LabelSets(_label_scores(prediction) <= self.quantile, prediction)
         assert isinstance(prediction, RegressionPrediction)
@@ -134,7 +134,7 @@ def _held_out_scores(posterior: Posterior, x: ModelInput, y: Any) -> Float[Tenso
         what = "(counts, exposures)" if isinstance(posterior.likelihood, Poisson) else "a tuple"
         raise InputTypeError(f"conformal needs targets that are one tensor, but {what} came.")
     x, encoded = encode_batch(x, y, posterior.likelihood, posterior.sites)
-    prediction = posterior.predicted(x)
+    prediction = predicted(posterior, x)
     scores = _class_scores(posterior, prediction, encoded) if isinstance(prediction, ClassPrediction) else None
     scores = _number_scores(prediction, torch.as_tensor(y)) if scores is None else scores
     if not bool(torch.isfinite(scores).all()):

@@ -1,4 +1,4 @@
-"""The command line: arguments → the front door and the studies."""
+"""The command line: arguments → public functions and studies."""
 
 from __future__ import annotations
 

@@ -1,22 +1,31 @@
-"""Estimators: (Linearised, likelihood, data) → Curvature."""
+"""The pass over the data: (linearised network, likelihood, batches) → curvature H; one structure a file."""
 
-from lapwing.curvature.accumulate import Block, Diag, Full, Structure
+from lapwing.curvature.block import Block
+from lapwing.curvature.diagonal import Diag
+from lapwing.curvature.ekfac import Ekfac
 from lapwing.curvature.estimate import Estimate, estimate
-from lapwing.curvature.factors import Empirical, Exact, Fisher, Labels, Sampled, Signs
+from lapwing.curvature.factors import Drawing, Empirical, Exact, Fisher, Labels, Sampled, Signs
+from lapwing.curvature.full import Full
 from lapwing.curvature.gauss_newton import GaussNewton
 from lapwing.curvature.gp import GP
 from lapwing.curvature.keeper import NOT_KEPT, Keeper
-from lapwing.curvature.kronecker import Ekfac, Kron
+from lapwing.curvature.kronecker import Kron
 from lapwing.curvature.low_rank import LowRank
 from lapwing.curvature.matrix_free import MatrixFree
 from lapwing.curvature.nystrom import Nystrom
+from lapwing.curvature.registry import STRUCTURES
 from lapwing.curvature.statistics import FitStatistics
+from lapwing.curvature.structure import Structure, Trial
+from lapwing.curvature.survey import Survey
+from lapwing.curvature.workload import Workload
 
 __all__ = [
     "GP",
     "NOT_KEPT",
+    "STRUCTURES",
     "Block",
     "Diag",
+    "Drawing",
     "Ekfac",
     "Empirical",
     "Estimate",
@@ -34,5 +43,8 @@ __all__ = [
     "Sampled",
     "Signs",
     "Structure",
+    "Survey",
+    "Trial",
+    "Workload",
     "estimate",
 ]

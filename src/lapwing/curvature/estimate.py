@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -10,19 +10,16 @@ from operator import attrgetter
 import torch
 
 from lapwing._types import Float, State, Tensor
-from lapwing.curvature.accumulate import Accumulator, Structure, Summation, Work
 from lapwing.curvature.factors import Fisher
-from lapwing.curvature.gauss_newton import GaussNewton, cotangents
+from lapwing.curvature.gauss_newton import GaussNewton
 from lapwing.curvature.keeper import NOT_KEPT, Keeper, kept
-from lapwing.curvature.output_layer import OutputTerms
-from lapwing.curvature.points import Source
+from lapwing.curvature.passes import Pass, Source
 from lapwing.curvature.shards import over_ranks
 from lapwing.curvature.statistics import FitStatistics, RunningStatistics
-from lapwing.data import ModelInput
-from lapwing.data.joining import Joiner, opened
-from lapwing.errors import located
+from lapwing.curvature.structure import Structure, Work
+from lapwing.curvature.summation import Accumulator, Summation
+from lapwing.data.joining import Joiner
 from lapwing.likelihoods import Likelihood, Sites
-from lapwing.network.jacobian import Jacobian
 from lapwing.network.linearised import Linearised, Trace
 from lapwing.network.products import DataJacobian
 from lapwing.operators import Curvature, GroupedDiagonal
@@ -51,86 +48,6 @@ class Estimate:
         statistics = self.statistics.without(less.statistics)
         parts = tuple(H.without(gone) for H, gone in zip(self.parts, less.parts, strict=True))
         return Estimate(parts, statistics)
-
-
-@dataclass(frozen=True, eq=False)
-class Pass:
-    """One pass over the data: what is differentiated, how rows are made, and how many may be in memory."""
-
-    linearised: Linearised
-    likelihood: Likelihood
-    sites: Sites
-    fisher: Fisher
-    rows_at_once: int
-    summation: Summation
-    generator: torch.Generator
-    P0: GroupedDiagonal
-    outputs: Callable[[Trace], Tensor] = attrgetter("outputs")  # where the likelihood is looked at
-
-    def pieces(
-        self, data: Iterable[tuple[ModelInput, Tensor]], done: int = 0
-    ) -> Generator[tuple[Trace, Tensor, Tensor], None, None]:
-        """(trace, f, y) for successive pieces of the batches; each trace is open until the next is asked for."""
-        for number, (batch, targets) in enumerate(data, done):
-            step = in_equal_parts(batch.n, self.data_at_once)
-            for start in range(0, batch.n, step):
-                some = slice(start, start + step)
-                x, y = (batch, targets) if step >= batch.n else (batch.rows(some), targets[some])
-                with located(batch.origin or f"batch {number}"):
-                    for trace, of_these in opened(x, y, self.linearised.trace):
-                        yield trace, self.sites.split(self.outputs(trace)), of_these
-
-    @property
-    def data_at_once(self) -> int:
-        # Tensors without a rule give all their rows in one sweep; layers with one give them column by column.
-        at_once = self.linearised.rest.names or self.summation.whole_data
-        return max(1, self.rows_at_once // (self.linearised.k if at_once else 1))
-
-    @property
-    def joined_at_most(self) -> int:
-        """Small batches are put together up to so many data."""
-        return min(self.data_at_once, self.linearised.worth_a_pass)
-
-    def add(self, accumulators: Sequence[Accumulator], trace: Trace, f: Float[Tensor, "n t c"], y: Tensor) -> None:
-        """Add one piece to the accumulators of the parts: by its likelihood terms if it can be, else row by row."""
-        terms = self.output_terms(trace, f, y) if self.summation.adds_output else None
-        if terms is not None:
-            for accumulator, some in zip(accumulators, terms, strict=True):
-                accumulator.add_output(some)
-            return
-        parts = self.summation.roots(self.fisher, self.likelihood, f, y)
-        for accumulator, part in zip(accumulators, parts, strict=True):
-            accumulator.see(part)
-            accumulator.add(self.rows(trace, part))
-
-    def output_terms(self, trace: Trace, f: Float[Tensor, "n t c"], y: Tensor) -> list[OutputTerms] | None:
-        """The piece as terms of each part, when only the output layer is inferred and its positions are the terms."""
-        if not self.linearised.only_last or self.linearised.layout.selection is not None:
-            return None
-        order = self.sites.split(torch.arange(self.linearised.k, device=f.device)[None])[0]
-        block = trace.output_block(order)
-        if block is None:
-            return None
-        curvatures = self.fisher.curvatures(self.likelihood, f, y)
-        return None if curvatures is None else [OutputTerms(block, part) for part in curvatures]
-
-    def columns_at_once(self, n: int) -> int:
-        # One forward pass serves all rows of tensors without a rule: there it is as many as there is room for.
-        if self.summation.whole_data:
-            return 1 << 60
-        alone = self.summation.by_column and not self.linearised.rest.names
-        return 1 if alone else max(1, self.rows_at_once // n)
-
-    def rows(self, trace: Trace, part: Float[Tensor, "n t c m"]) -> Iterator[Jacobian]:
-        """SᵀJ for one part of the curvature, some columns at a time."""
-        columns = cotangents(part, self.sites, self.fisher)
-        for group in columns.split(self.columns_at_once(trace.x.n), dim=-1):
-            yield trace.rows(group)
-
-
-def in_equal_parts(n: int, at_most: int) -> int:
-    """The size of parts into which n data are cut, when a part may have so many: no small one is left over."""
-    return -(-n // -(-n // at_most))
 
 
 def estimate(

@@ -14,19 +14,22 @@ from numbers import Integral
 
 import torch
 
-from lapwing.curvature.accumulate import Accumulator, DenseSum, Full, Structure, Summation, Work
-from lapwing.curvature.estimate import Pass, Sums, summed_parts
+from lapwing.curvature.estimate import Sums, summed_parts
+from lapwing.curvature.full import DenseSum, Full, gram_macs, rows_or_matrix, rows_or_matrix_bytes
+from lapwing.curvature.passes import Pass, Source
 from lapwing.curvature.points import (
     AtRandom,
     Criterion,
     MostInformative,
     Points,
-    Source,
     choose_points,
 )
 from lapwing.curvature.separate import Separate, diagonal_roots, softmax_roots
+from lapwing.curvature.structure import Structure, Trial, Work
 from lapwing.curvature.subspace import BoundedSum, Given, Projected, ProjectedSum, Subspace
-from lapwing.errors import InputError, InputTypeError
+from lapwing.curvature.summation import Accumulator, Summation
+from lapwing.curvature.workload import Workload
+from lapwing.errors import InputError, InputTypeError, StructureError
 from lapwing.likelihoods import Categorical
 from lapwing.network.jacobian import Jacobian, RowSizes
 from lapwing.network.parameters import ParamLayout
@@ -81,6 +84,23 @@ class GP(Structure):
             raise InputError(
                 f'GP(mean="newton") moves the one set of weights behind all outputs; with coupling="{self.coupling}" '
                 'there is none. Use coupling="full".'
+            )
+
+    states_prior = True
+
+    @property
+    def sums_rows(self) -> bool:
+        return False
+
+    @property
+    def moves_mean(self) -> bool:  # type: ignore[override]
+        return self.mean == "newton"
+
+    def check_more_data(self) -> None:
+        if self.n_points is not None:
+            raise StructureError(
+                f"updated: the {self.n_points} points of this GP were chosen among the data of the fit, and more data "
+                "would ask for others. Fit on all the data together, or use lw.GP() without n_points."
             )
 
     @property
@@ -144,6 +164,36 @@ class GP(Structure):
 
     def stored_floats(self, layout: ParamLayout) -> int:
         return layout.p**2
+
+    def kernel_bytes(self, work: Workload) -> tuple[int, int]:
+        """Rows of the points, and kernels between them: of all rows, or of each output's. (0, 8 P²) where the matrix
+        is the smaller side; nothing where the data do not say how many they are."""
+        known = [n for n in (self.n_points, work.n_data) if n is not None]
+        n, k = min(known, default=0), work.k
+        if self.coupling == "full" and not self.sparse and n * k >= work.p:
+            return 0, 8 * work.p**2
+        kernels = (n * k) ** 2 if self.coupling == "full" else k * n**2
+        return n * work.survey.row_bytes, 8 * kernels
+
+    def stored_bytes(self, work: Workload) -> int:
+        return work.n_parts * sum(self.kernel_bytes(work))
+
+    def needed_bytes(self, work: Workload) -> int:
+        """With a scaled kernel and its factor; rows stay as they are."""
+        return self.stored_bytes(work) + 2 * self.kernel_bytes(work)[1]
+
+    def peak_bytes(self, work: Workload, trial: Trial) -> tuple[int, int, int]:
+        return rows_or_matrix_bytes(self, work, trial, work.n_rows, work.p)
+
+    def fit_macs(self, work: Workload) -> float:
+        return work.pass_macs + work.dense_row_macs + gram_macs(work, work.n_rows)
+
+    def coverage(self, work: Workload) -> str:
+        return rows_or_matrix(work.n_rows)
+
+    @property
+    def smaller(self) -> str:
+        return "fewer points, lw.GP(n_points=...)"
 
     def row_floats(self, sizes: RowSizes) -> int:
         # Every piece of the inputs meets all points, so pieces are larger than where each is on its own.

@@ -6,35 +6,34 @@ expand: A = 1/(N R) Σ_nt a aᵀ, B = Σ_nt g gᵀ.   reduce: with ā = mean_t a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
 
 from lapwing._types import Float, State, Tensor
-from lapwing.curvature.accumulate import Accumulator, DenseSum, DiagonalSum, Structure
+from lapwing.curvature.diagonal import DiagonalSum
+from lapwing.curvature.full import DenseSum
 from lapwing.curvature.output_layer import OutputGram, OutputTerms
-from lapwing.curvature.shards import decompose_together
+from lapwing.curvature.structure import Structure
+from lapwing.curvature.summation import Accumulator
+from lapwing.curvature.survey import MAX_DENSE_BLOCK, loose_dtype
+from lapwing.curvature.workload import Workload
 from lapwing.errors import InputError
 from lapwing.linalg import GramSum, stored_dtype
 from lapwing.network.jacobian import Block, FactorBlock, Inputs, Jacobian, OutputBlock, RowSizes
 from lapwing.network.parameters import ParamLayout, owner
 from lapwing.operators import (
     Arrangement,
-    Basis,
     BlockDiagonalCurvature,
     Curvature,
     Damping,
     Eigen,
-    EigenCurvature,
     ExactDamping,
     KroneckerCurvature,
     KroneckerFactors,
     SplitDamping,
 )
-
-MAX_DENSE_BLOCK = 1_024  # entries of a tensor without a Kronecker rule that still get their exact dense block
-MOST_DOUBLE_DIAGONAL = 1 << 20  # entries of such a tensor from which on its diagonal is float32
 
 _DAMPINGS: dict[str, Damping] = {"exact": ExactDamping(), "split": SplitDamping()}
 
@@ -54,6 +53,9 @@ class Kron(Structure):
     additive = True
     resumable = True
     by_column = True
+    whole_tensors = True
+    takes_any_prior = False
+    sketches = True
 
     def __post_init__(self) -> None:
         _check_word("sharing", self.sharing, ("expand", "reduce"))
@@ -69,19 +71,35 @@ class Kron(Structure):
     def row_floats(self, sizes: RowSizes) -> int:
         return sizes.factored
 
+    def stored_bytes(self, work: Workload) -> int:
+        """Large factors and very long diagonals beside them are float32."""
+        return work.n_parts * work.survey.kept_bytes
 
-@dataclass(frozen=True)
-class Ekfac(Kron):
-    """Kronecker eigenbases with the curvature along each axis measured in a second pass over the data."""
+    def needed_bytes(self, work: Workload) -> int:
+        """All that a posterior holds while it predicts, the copy of the network included."""
+        survey, sum_of_parts = work.survey, work.survey.kept_bytes if work.n_parts > 1 else 0
+        held = survey.posterior_bytes + work.n_parts * survey.gradient_bytes + self.stored_bytes(work)
+        return held + sum_of_parts + survey.derived_bytes
 
-    additive = False
+    def sum_bytes(self, work: Workload) -> int:
+        return work.n_parts * (work.survey.kept_bytes + work.survey.gradient_bytes)
 
-    def second_pass(self, parts: Sequence[Curvature]) -> Sequence[Accumulator] | None:
-        bases = _shared_bases(parts)
-        return [_AxisSums(part, bases) for part in parts if isinstance(part, BlockDiagonalCurvature)]
+    def decomposition_bytes(self, work: Workload) -> int:
+        """All eigenvectors, and what the largest factor's decomposition takes for a moment."""
+        return work.survey.derived_bytes
 
-    def stored_floats(self, layout: ParamLayout) -> int:
-        return super().stored_floats(layout) + layout.p
+    def predicting_bytes(self, work: Workload, piece: int) -> int:
+        derived = sum(tile.derived_bytes for tile in work.tiles)
+        return derived + max(*(tile.passing_bytes for tile in work.tiles), piece)
+
+    def fit_macs(self, work: Workload) -> float:
+        if not work.closed_output:
+            return work.pass_macs + work.factor_macs
+        (tile,) = work.tiles
+        return work.pass_macs + tile.output_macs
+
+    def coverage(self, work: Workload) -> str:
+        return work.survey.treatments()
 
 
 class _LayerSums(Accumulator):
@@ -236,57 +254,6 @@ class _LooseSum:
 
     def result(self) -> list[tuple[slice, Curvature]]:
         return [(self.where, self.total.result())]
-
-
-def loose_dtype(size: int) -> torch.dtype:
-    """What the diagonal of a tensor without a Kronecker rule is kept in: float32 for a table of many tokens."""
-    return torch.float64 if size <= MOST_DOUBLE_DIAGONAL else torch.float32
-
-
-class _AxisSums(Accumulator):
-    """s = Σ (U_Bᵀ J U_A)² along the axes of given eigenbases; blocks without one keep what the first pass found."""
-
-    def __init__(self, first: BlockDiagonalCurvature, bases: dict[int, Basis]) -> None:
-        self.first, self.bases = first, bases
-        self.s = {
-            k: torch.zeros(H.p, dtype=torch.float64, device=basis.U_A.device)
-            for k, basis in bases.items()
-            for H in [first.blocks[k]]
-        }
-
-    def add(self, pieces: Iterable[Jacobian]) -> None:
-        for rows in pieces:
-            for k, basis in self.bases.items():
-                self.s[k] += rows.columns(self.first.slices[k]).rotated(basis).sum_squares()
-
-    def add_output(self, terms: OutputTerms) -> None:
-        for k, basis in self.bases.items():
-            self.s[k] += terms.axis_squares(self.first.slices[k], basis)
-
-    def state(self) -> State:
-        return {"s": list(self.s.values())}
-
-    def restore(self, state: State) -> None:
-        self.s = dict(zip(self.bases, state["s"], strict=True))
-
-    def result(self) -> Curvature:
-        blocks = list(self.first.blocks)
-        for k, basis in self.bases.items():
-            H = self.first.blocks[k]
-            assert isinstance(H, KroneckerCurvature)
-            shape = (len(basis.U_B), basis.U_B.shape[1], basis.U_A.shape[1])
-            blocks[k] = EigenCurvature(H.name, H.arrangement, basis, self.s[k].reshape(shape))
-        return BlockDiagonalCurvature(self.first.slices, tuple(blocks))
-
-
-def _shared_bases(parts: Sequence[Curvature]) -> dict[int, Basis]:
-    """Eigenbases of the parts' sum, so that the parts can be added at any scale."""
-    first, *rest = parts
-    assert isinstance(first, BlockDiagonalCurvature)
-    ones = torch.ones(len(parts), dtype=torch.float64)
-    whole = first.mixed(rest, ones) if rest else first  # type: ignore[arg-type]
-    decompose_together(whole.blocks)
-    return {k: H.factors.basis for k, H in enumerate(whole.blocks) if isinstance(H, KroneckerCurvature)}
 
 
 def _factor_floats(layout: ParamLayout, names: tuple[str, ...]) -> int:

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from lapwing._types import Float, Tensor
-from lapwing.curvature.accumulate import Structure
+from lapwing.curvature.diagonal import Diag
 from lapwing.curvature.gauss_newton import GaussNewton
+from lapwing.curvature.structure import PRODUCT, Structure, Trial
+from lapwing.curvature.survey import plural
+from lapwing.curvature.workload import Workload
 from lapwing.errors import InputError, InputTypeError, warn
 from lapwing.linalg import Eigenpairs, leading_eigenpairs
 from lapwing.network.jacobian import RowSizes
@@ -17,6 +20,7 @@ from lapwing.network.parameters import ParamLayout
 from lapwing.operators import Curvature, DenseRows, LowRankCurvature
 
 _ROUNDING = {torch.float64: 1e-13, torch.float32: 3e-7}  # of products, relative to the largest eigenvalue
+_ROUNDS = 6  # passes that leading eigenpairs usually take
 _KEPT_AT_ONCE = 8  # blocks of vectors while the eigenpairs are looked for
 
 
@@ -56,6 +60,16 @@ class LowRank(Structure):
     def working_floats(self, layout: ParamLayout) -> int:
         return _KEPT_AT_ONCE * min(self.rank + self.oversample, layout.p) * layout.p
 
+    def peak_bytes(self, work: Workload, trial: Trial) -> tuple[int, int, int]:
+        return rank_bytes(self, work, trial)
+
+    def fit_macs(self, work: Workload) -> float:
+        vectors = _ROUNDS * min(self.rank + self.oversample, work.p)
+        return work.statistics_macs + (_ROUNDS + vectors * PRODUCT) * work.forward_macs
+
+    def coverage(self, work: Workload) -> str:
+        return plural(min(self.rank, work.p), "leading eigenpair")
+
     def row_floats(self, sizes: RowSizes) -> int:
         return sizes.factored + sizes.dense // 4  # variances take the rows as factors, and seldom written out
 
@@ -75,6 +89,13 @@ class LowRank(Structure):
         if not pairs.converged:
             warn(_not_converged(pairs, self))
         return LowRankCurvature.of(DenseRows(pairs.values.sqrt()[:, None] * pairs.vectors))
+
+
+def rank_bytes(structure: Structure, work: Workload, trial: Trial) -> tuple[int, int, int]:
+    """Of rows that come from products: blocks of vectors in the fit; rows, a scaled copy and a product after it."""
+    fit, predict = trial.tried(Diag())
+    stored = structure.stored_bytes(work)
+    return stored, 8 * structure.working_floats(work.layout) + fit, 3 * stored + predict
 
 
 def _not_converged(pairs: Eigenpairs, structure: LowRank) -> str:

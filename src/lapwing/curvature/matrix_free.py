@@ -9,10 +9,12 @@ from functools import cached_property
 import torch
 
 from lapwing._types import Float, Tensor
-from lapwing.curvature.accumulate import Diag, Structure
+from lapwing.curvature.diagonal import Diag
 from lapwing.curvature.estimate import estimate
 from lapwing.curvature.gauss_newton import GaussNewton
 from lapwing.curvature.nystrom import Nystrom
+from lapwing.curvature.structure import Structure, Trial
+from lapwing.curvature.workload import Workload
 from lapwing.errors import InputTypeError
 from lapwing.linalg import CG, Probes, Rademacher
 from lapwing.network.jacobian import RowSizes
@@ -39,6 +41,7 @@ class MatrixFree(Structure):
     by_products = True
     additive = True
     exact = True
+    streams = True
 
     def __post_init__(self) -> None:
         expected = (("preconditioner", Structure | None, "lw.Kron()"), ("solver", CG, "lw.CG()"))
@@ -59,6 +62,10 @@ class MatrixFree(Structure):
         if isinstance(near, Nystrom) and not near.affordable(layout.p, n_parts, room):
             return replace(self, preconditioner=None)
         return replace(self, preconditioner=near.within(layout, n_parts, room))
+
+    @property
+    def whole_tensors(self) -> bool:  # type: ignore[override]
+        return self.preconditioner is not None and self.preconditioner.whole_tensors
 
     @property
     def summed(self) -> Structure | None:
@@ -82,6 +89,27 @@ class MatrixFree(Structure):
 
     def working_floats(self, layout: ParamLayout) -> int:
         return _VECTORS * layout.p
+
+    def stored_bytes(self, work: Workload) -> int:
+        return super().stored_bytes(work) if self.preconditioner is None else self.preconditioner.stored_bytes(work)
+
+    def needed_bytes(self, work: Workload) -> int:
+        near = 0 if self.preconditioner is None else self.preconditioner.needed_bytes(work)
+        return near + 8 * self.working_floats(work.layout)
+
+    def peak_bytes(self, work: Workload, trial: Trial) -> tuple[int, int, int]:
+        _, fit, predict = trial.peak_bytes(self.preconditioner or Diag())
+        return self.stored_bytes(work), fit, predict + 8 * self.working_floats(work.layout) * work.k
+
+    def fit_macs(self, work: Workload) -> float:
+        return work.statistics_macs if self.preconditioner is None else self.preconditioner.fit_macs(work)
+
+    def coverage(self, work: Workload) -> str:
+        near = self.preconditioner
+        if near is None:
+            return "products with all of it, preconditioned by the prior alone"
+        how = near.coverage(work) if near.by_products else type(near).__name__.lower()
+        return f"products with all of it, preconditioned by {how}"
 
     def row_floats(self, sizes: RowSizes) -> int:
         return _VECTORS * sizes.dense

@@ -12,8 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from lapwing._types import Float, Tensor
-from lapwing.curvature.accumulate import Structure
 from lapwing.curvature.gauss_newton import GaussNewton
+from lapwing.curvature.low_rank import rank_bytes
+from lapwing.curvature.structure import PRODUCT, Structure, Trial
+from lapwing.curvature.survey import plural
+from lapwing.curvature.workload import Workload
 from lapwing.errors import InputError, InputTypeError
 from lapwing.network.jacobian import RowSizes
 from lapwing.network.parameters import ParamLayout
@@ -63,6 +66,19 @@ class Nystrom(Structure):
 
     def working_floats(self, layout: ParamLayout) -> int:
         return _BLOCKS * self.stored_floats(layout)
+
+    def needed_bytes(self, work: Workload) -> int:
+        """Rows, of which no sum and no factor is made."""
+        return self.stored_bytes(work) + 8 * self.working_floats(work.layout)
+
+    def peak_bytes(self, work: Workload, trial: Trial) -> tuple[int, int, int]:
+        return rank_bytes(self, work, trial)
+
+    def fit_macs(self, work: Workload) -> float:
+        return work.statistics_macs + (1 + (self.rank or 0) * PRODUCT) * work.forward_macs
+
+    def coverage(self, work: Workload) -> str:
+        return plural(self.rank or 0, "random direction")
 
     def row_floats(self, sizes: RowSizes) -> int:
         return sizes.factored + sizes.dense // 4

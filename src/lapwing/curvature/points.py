@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
 from lapwing._types import Bool, Float, Tensor
+from lapwing.curvature.passes import Pass, Source
 from lapwing.data import ModelInput
 from lapwing.errors import InputError
 from lapwing.likelihoods import Gaussian
 from lapwing.runtime import distributed
-
-if TYPE_CHECKING:
-    from lapwing.curvature.estimate import Pass
-
-Source = Callable[[], Iterable[tuple[ModelInput, Tensor]]]
 
 
 @dataclass(frozen=True, eq=False)

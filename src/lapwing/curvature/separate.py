@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from lapwing._types import Float, Int, Tensor
-from lapwing.curvature.accumulate import Accumulator, Summation
 from lapwing.curvature.factors import Exact, Fisher
+from lapwing.curvature.summation import Accumulator, Summation
 from lapwing.errors import StructureError
 from lapwing.likelihoods import Independent, Likelihood, Sites, Softmax
 from lapwing.network.jacobian import Jacobian

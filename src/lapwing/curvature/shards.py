@@ -17,15 +17,10 @@ from lapwing.operators import (
     BlockDiagonalCurvature,
     Curvature,
     DenseCurvature,
-    DiagonalCurvature,
-    EigenCurvature,
     KroneckerCurvature,
-    KroneckerFactors,
     LowRankCurvature,
 )
 from lapwing.runtime import distributed
-
-Summed = DiagonalCurvature | DenseCurvature | KroneckerCurvature | EigenCurvature
 
 
 def over_ranks(parts: Sequence[Curvature], before: Sequence[Curvature] = ()) -> list[Curvature]:
@@ -48,11 +43,9 @@ def over_ranks(parts: Sequence[Curvature], before: Sequence[Curvature] = ()) -> 
     flat = [H if own else None for H in leaves(frame)]
     as_matrix = _too_many_rows([_n_rows(H) for H in flat], [H.p for H in leaves(frame)])
     shared = [_as_matrix(H) if dense else H for H, dense in zip(leaves(frame), as_matrix, strict=True)]
-    sums = iter(distributed.sums([t for H in shared if isinstance(H, Summed) for t in _tensors(H)] if own else None))
-    rows = iter(
-        zip(*distributed.gathered([H if own else None for H in shared if not isinstance(H, Summed)]), strict=True)
-    )
-    found = [_summed(H, sums) if isinstance(H, Summed) else _stacked(next(rows)) for H in shared]
+    sums = iter(distributed.sums([t for H in shared if H.adds_up for t in H.addends()] if own else None))
+    rows = iter(zip(*distributed.gathered([H if own else None for H in shared if not H.adds_up]), strict=True))
+    found = [H.with_sums(sums) if H.adds_up else _stacked(next(rows)) for H in shared]
     whole = iter(found)
     joined = [_rebuilt(part, whole) for part in frame]
     if len(joined) == 1:
@@ -98,9 +91,9 @@ def _rebuilt(H: Curvature, found: Iterator[Curvature]) -> Curvature:
 
 def _n_rows(H: Curvature | None) -> float:
     """How many rows stand for this H; a matrix stands for more than can be counted."""
-    if H is None or (isinstance(H, Summed) and not isinstance(H, DenseCurvature)):
-        return 0
-    return H.rank if isinstance(H, LowRankCurvature) else float("inf") if isinstance(H, DenseCurvature) else 0
+    if isinstance(H, DenseCurvature):
+        return float("inf")
+    return H.rank if isinstance(H, LowRankCurvature) else 0
 
 
 def _too_many_rows(n_rows: list[float], p: list[int]) -> list[bool]:
@@ -111,29 +104,6 @@ def _too_many_rows(n_rows: list[float], p: list[int]) -> list[bool]:
 
 def _as_matrix(H: Curvature) -> Curvature:
     return DenseCurvature.of(H.to_dense()) if isinstance(H, LowRankCurvature) else H
-
-
-def _tensors(H: Summed) -> list[Tensor]:
-    if isinstance(H, KroneckerCurvature):
-        # A layer that none of these data went through has no inputs, and a count of one to divide by.
-        count = torch.tensor(H.factors.count, dtype=torch.float64) * (
-            H.factors.count > 1 or bool(H.factors.eigen_A.diagonal().any())
-        )
-        return [H.factors.A_sum, count, H.scale * H.factors.B_sum]
-    if isinstance(H, EigenCurvature):
-        return [H.s]
-    return [H.entries if isinstance(H, DiagonalCurvature) else H.to_dense()]
-
-
-def _summed(H: Summed, sums: Iterator[Tensor]) -> Curvature:
-    if isinstance(H, KroneckerCurvature):
-        A_sum, count, B_sum = next(sums), next(sums), next(sums)
-        kept = H.factors.eigen_A.dtype, H.factors.eigen_B.dtype
-        factors = KroneckerFactors(A_sum.to(kept[0]), max(float(count), 1.0), B_sum.to(kept[1]))
-        return replace(H, factors=factors, scale=torch.ones_like(H.scale))
-    if isinstance(H, EigenCurvature):  # the axes were found together, so they are the same everywhere
-        return replace(H, s=next(sums))
-    return replace(H, entries=next(sums)) if isinstance(H, DiagonalCurvature) else DenseCurvature.of(next(sums))
 
 
 def _stacked(parts: Sequence[Curvature | None]) -> Curvature:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from lapwing._types import Float, State, Tensor
-from lapwing.curvature.accumulate import LayerProducts
+from lapwing.curvature.layer_products import LayerProducts
 from lapwing.errors import InputError
 from lapwing.likelihoods import Likelihood, Sites
 from lapwing.network.jacobian import FactorBlock

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from lapwing._types import Float, Tensor
-from lapwing.curvature.accumulate import Accumulator, Summation
+from lapwing.curvature.summation import Accumulator, Summation
 from lapwing.network.jacobian import Jacobian
 from lapwing.network.parameters import ParamLayout
 from lapwing.operators import (

@@ -14,9 +14,11 @@ from lapwing.data import other_libraries
 from lapwing.data.columns import Columns
 from lapwing.data.frames import frame_targets, is_frame
 from lapwing.data.inputs import ModelInput, as_input, as_tensor
-from lapwing.data.rows import ROWS, Ragged, Rows, rows_of
+from lapwing.data.rows import ROWS, Ragged, Rows, of_numbers, rows_of
 from lapwing.errors import InputError, InputTypeError, ShapeError
 from lapwing.runtime import distributed
+
+_NUMBERS_IN_LISTS = "numbers in lists are no tensors. Make tensors or arrays of them first: {}."
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +31,7 @@ class Batches:
     def __iter__(self) -> Iterator[tuple[ModelInput, Any]]:
         seen, left, shared = 0, _without_padding(self.source), None
         for number, batch in enumerate(self.source):
-            x, y = _split(batch, f"batch {number}", self.columns)
+            x, y = pair_of(batch, f"batch {number}", self.columns)
             if left is not None and x.n > left:
                 x, y = x.rows(slice(0, left)), tuple(v[:left] for v in y) if isinstance(y, tuple) else y[:left]
             if left is not None:
@@ -106,6 +108,8 @@ def _source(data: Any, where: str, columns: Columns | None) -> Iterable[Any]:
     rows = rows_of(data, columns)
     if rows is not None:
         return rows
+    if isinstance(data, tuple) and len(data) == 2 and any(map(of_numbers, data)):
+        raise InputTypeError(f"{where}: {_NUMBERS_IN_LISTS.format('(torch.tensor(X), torch.tensor(Y))')}")
     # A tuple is (X, Y); a list is a list of batches, even when there are two of them: [(x, y), (x, y)].
     if isinstance(data, tuple) and len(data) == 2 and _holds_arrays(data[0]):
         return _Arrays(*data, where=where, columns=columns)
@@ -125,7 +129,7 @@ def _source(data: Any, where: str, columns: Columns | None) -> Iterable[Any]:
         return data
     raise InputTypeError(
         f"{where}: expected a DataLoader, a Dataset, a pair (X, Y) or an iterable of (x, y) batches, "
-        f"got {type(data).__name__}."
+        f"got {type(data).__name__}." + " Inputs and targets go together, as a pair (X, Y)." * is_array(data)
     )
 
 
@@ -173,6 +177,8 @@ def as_inputs(data: Any, columns: Columns | None = None) -> Unlabelled | None:
 
 
 def _inputs_of(batch: Any, where: str, columns: Columns | None) -> Any:
+    if of_numbers(batch):
+        raise InputTypeError(f"{where}: {_NUMBERS_IN_LISTS.format('torch.tensor(x)')}")
     if isinstance(batch, tuple | list) and not isinstance(batch, ModelInput):
         if len(batch) not in (1, 2):
             raise InputTypeError(
@@ -208,7 +214,8 @@ class _Arrays:
             yield self.x.rows(rows), y
 
 
-def _split(batch: Any, where: str, columns: Columns | None) -> tuple[ModelInput, Any]:
+def pair_of(batch: Any, where: str, columns: Columns | None) -> tuple[ModelInput, Any]:
+    """A batch as (x, targets): a pair, or a mapping that holds the labels."""
     if isinstance(batch, Mapping):
         x, y = (columns or Columns()).split(batch, where)
     elif isinstance(batch, tuple | list) and len(batch) == 2:
@@ -216,10 +223,12 @@ def _split(batch: Any, where: str, columns: Columns | None) -> tuple[ModelInput,
         x = columns.x_of(x, where) if columns is not None and isinstance(x, Mapping) else x
     else:
         what = f"a {type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
-        raise InputTypeError(
-            f"{where}: expected a pair (x, y) or a mapping with 'labels', got {what}. "
-            "Several model inputs go into x as a tuple: ((x1, x2), y)."
+        advice = (
+            "Every batch needs its targets: DataLoader(TensorDataset(X, Y), ...)."
+            if is_array(batch) or (isinstance(batch, tuple | list) and len(batch) == 1)
+            else "Several model inputs go into x as a tuple: ((x1, x2), y)."
         )
+        raise InputTypeError(f"{where}: expected a pair (x, y) or a mapping with 'labels', got {what}. {advice}")
     return as_input(x, where), _targets(y, where)
 
 

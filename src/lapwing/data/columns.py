@@ -9,6 +9,7 @@ from typing import Any
 from lapwing.errors import InputError, InputTypeError
 
 LABELS = "labels"  # where mapping batches hold their targets unless told otherwise
+_SOUND_LIKE_TARGETS = {"label", "target", "targets", "y", "class", "classes"}
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,21 @@ class Columns:
         if what == "targets" and self.targets == (LABELS,):
             raise InputError(
                 f"{where}: a mapping must hold its targets under 'labels'; its keys are {has}. "
-                'Name the columns: inputs="image", targets="label".'
+                f"Name the columns: {_example(list(batch))}."
             )
         raise InputError(
             f"{where}: there is no column {', '.join(map(repr, missing))}, which {what}= names; its keys are {has}. "
             f"Name {what} that are among them."
         )
+
+
+def _example(keys: list[Any]) -> str:
+    """How the columns might be named, where one of the keys sounds like targets."""
+    targets = [key for key in keys if str(key).lower() in _SOUND_LIKE_TARGETS]
+    inputs = [key for key in keys if key not in targets]
+    if len(targets) != 1 or len(inputs) != 1:
+        return 'inputs="image", targets="label"'
+    return f'inputs="{inputs[0]}", targets="{targets[0]}"'
 
 
 def _names(argument: str, given: Any) -> tuple[str, ...]:

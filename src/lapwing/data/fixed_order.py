@@ -52,7 +52,7 @@ def in_data_order(data: Unlabelled) -> Unlabelled:
     sampler = data.source.sampler if isinstance(data.source, DataLoader) else None
     if isinstance(sampler, RandomSampler):
         raise InputError(
-            "predict: this loader draws its rows at random (with replacement, fewer than there are, or with "
+            "This loader draws its rows at random (with replacement, fewer than there are, or with "
             "drop_last=True), so that nobody could tell which row is which. Use a DataLoader without shuffle."
         )
     return data

@@ -37,6 +37,8 @@ def _numbers(frame: Any, where: str) -> np.ndarray:
     bad = [f"{name!r} ({dtype})" for name, dtype in columns if not _numeric(dtype)]
     if bad:
         what = f"column{'s' * (len(bad) > 1)} {', '.join(bad)} of the {type(frame).__name__}"
+        if not hasattr(frame, "columns") and frame.name in (None, ""):
+            what = f"the {type(frame).__name__} ({frame.dtype})"
         raise InputTypeError(
             f"{where}: {what} {'are' if len(bad) > 1 else 'is'} not numeric. Encode as numbers first (one-hot: "
             "pandas.get_dummies; labels: .astype('category').cat.codes), or leave out."

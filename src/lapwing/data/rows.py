@@ -70,16 +70,23 @@ def _stacked(values: list[Any], name: str) -> Any:
         if any(list(row) != keys and set(row) != set(keys) for row in values):
             raise InputTypeError("Rows of one data set must have the same columns; some have others.")
         return {key: _stacked([row[key] for row in values], f"column '{key}'") for key in keys}
-    if isinstance(first, tuple) or (isinstance(first, list) and not _of_numbers(first)):
+    if isinstance(first, tuple) or (isinstance(first, list) and not _no_entries(first)):
         return tuple(_stacked(list(column), f"entry {i}") for i, column in enumerate(zip(*values, strict=True)))
     if isinstance(first, Tensor | np.ndarray | np.generic | Number | list):
         return _tensor([_whole(value) for value in values], name or "the rows")
     return values  # text and the like: an error when it turns out to be an input
 
 
-def _of_numbers(value: list[Any]) -> bool:
+def _no_entries(value: list[Any]) -> bool:
     """Whether this is a vector or a matrix rather than several entries of a row."""
-    return all(_of_numbers(v) if isinstance(v, list) else isinstance(v, Number | np.generic | str) for v in value)
+    return all(_no_entries(v) if isinstance(v, list) else isinstance(v, Number | np.generic | str) for v in value)
+
+
+def of_numbers(value: Any) -> bool:
+    """Whether this is a list of numbers, or of lists of them: what should have been a tensor."""
+    while isinstance(value, list) and value and isinstance(value[0], list):
+        value = value[0]
+    return isinstance(value, list) and bool(value) and all(isinstance(v, Number | np.generic) for v in value)
 
 
 def _whole(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Likelihoods: small frozen objects in output space."""
+"""Likelihoods in output space: log density, residual, Hessian and its root, sampling."""
 
 from lapwing.likelihoods.base import Likelihood, Sites
 from lapwing.likelihoods.bernoulli import Bernoulli

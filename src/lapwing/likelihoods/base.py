@@ -122,8 +122,11 @@ class Likelihood(ABC):
         return [Columns(S) for S in self.part_roots(f, y)]
 
     def part_sampled(self, f: Tensor, y: Tensor, *, generator: torch.Generator) -> Sequence[Tensor]:
-        """Unit-dispersion residuals of targets drawn from the model: E[r rᵀ] = S_g S_gᵀ; each (..., C)."""
-        return [self.residual(f, self.sample(f, generator=generator))]
+        """Unit-dispersion residuals of targets drawn from the model: E[r rᵀ] = S_g S_gᵀ; each (..., C).
+
+        Differentiable in f with the drawn targets held fixed.
+        """
+        return [self.residual(f, self.sample(f.detach(), generator=generator))]
 
     def part_sketched(self, f: Tensor, y: Tensor, *, generator: torch.Generator) -> Sequence[Tensor]:
         """S_g z with independent signs z = ±1, so E[S z zᵀ Sᵀ] = S_g S_gᵀ; each (..., C)."""

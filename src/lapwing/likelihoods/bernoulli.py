@@ -58,7 +58,8 @@ class Bernoulli(Likelihood):
         return torch.diag_embed(torch.sigmoid(f).sqrt() * torch.sigmoid(-f).sqrt())
 
     def part_sketched(self, f: Tensor, y: Tensor, *, generator: torch.Generator) -> Sequence[Tensor]:
-        return [torch.sigmoid(f).sqrt() * torch.sigmoid(-f).sqrt() * random_signs(f, generator)]
+        # √(p (1 − p)) by logarithms: it has a derivative where p has underflown to 0.
+        return [((logsigmoid(f) + logsigmoid(-f)) / 2).exp() * random_signs(f, generator)]
 
     def sample(self, f: Tensor, *, generator: torch.Generator) -> Tensor:
         return torch.bernoulli(torch.sigmoid(f).to(generator.device), generator=generator).to(f.device)

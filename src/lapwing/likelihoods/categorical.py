@@ -145,7 +145,7 @@ class Categorical(Likelihood):
 
     def part_sampled(self, f: Tensor, y: Tensor, *, generator: torch.Generator) -> Sequence[Tensor]:
         # E[r rᵀ] = w_y (diag p − p pᵀ) takes the weight of the *observed* label, outside the expectation.
-        drawn = _label_residual(f, self.sample(f, generator=generator))
+        drawn = _label_residual(f, self.sample(f.detach(), generator=generator))
         return [self.term_weight(f, y).sqrt()[..., None] * drawn]
 
     def part_sketched(self, f: Tensor, y: Tensor, *, generator: torch.Generator) -> Sequence[Tensor]:
@@ -154,7 +154,8 @@ class Categorical(Likelihood):
         (R z)_c = √p_c z_c (1 − p_c) − p_c Σ_{k≠c} √p_k z_k, in which nothing cancels where p_c is near one.
         """
         p = torch.softmax(f, -1)
-        u = p.sqrt() * random_signs(p, generator)
+        root = (torch.log_softmax(f, -1) / 2).exp()  # √p, with a derivative where p has underflown to 0
+        u = root * random_signs(p, generator)
         return [self.term_weight(f, y).sqrt()[..., None] * (u * complement(p) - p * _sum_of_others(p, u))]
 
     def term_weight(self, f: Tensor, y: Tensor) -> Tensor:

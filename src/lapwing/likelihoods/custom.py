@@ -78,8 +78,14 @@ class CustomLikelihood(Likelihood):
         return self._each_term(grad(self._one), f, y)
 
     def hessian(self, f: Tensor, y: Tensor) -> Tensor:
-        S = self._root(f, y)
-        return (S @ S.mT).to(f.dtype)
+        if self.psd == "clip":
+            S = self._root(f, y)
+            return (S @ S.mT).to(f.dtype)
+        # Without eigenvectors, whose derivatives do not exist where eigenvalues are equal.
+        output_hessian = self._raw_hessian(f.double(), y.double() if y.is_floating_point() else y)
+        if self.psd == "raise":
+            _refuse_negative(torch.linalg.eigvalsh(output_hessian.detach()))
+        return output_hessian.to(f.dtype)
 
     def hessian_root(self, f: Tensor, y: Tensor) -> Tensor:
         return self._root(f, y).to(f.dtype)

@@ -103,7 +103,7 @@ class Poisson(Likelihood):
 
     def part_sampled(self, f: Tensor, y: Tensor, *, generator: torch.Generator) -> Sequence[Tensor]:
         # The datum's own exposure, not the constant one: E[r rᵀ] has to be its Λ.
-        return [self.residual(f, _draw(f, y[..., 1].to(f.dtype), generator))]
+        return [self.residual(f, _draw(f.detach(), y[..., 1].to(f.dtype), generator))]
 
 
 def _is_pair(y: object) -> bool:

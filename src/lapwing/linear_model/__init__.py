@@ -1,4 +1,4 @@
-"""The linearised network as a model of its own: a convex GLM on the features J, with a mode of its own."""
+"""The linearised network as a model of its own: J over the data, its mode by Newton and conjugate gradients."""
 
 from lapwing.data.fixed_order import in_data_order, in_fixed_order, unshuffled
 from lapwing.linear_model.design import (

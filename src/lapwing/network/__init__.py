@@ -1,1 +1,1 @@
-"""The user's module as a function of inputs and parameters, and its Jacobian."""
+"""The user's module as a function of inputs and parameters: layout, linearisation, Jacobian, products with it."""

@@ -1,4 +1,4 @@
-"""Matrices: curvature H, precision H + P₀, one structure per file."""
+"""Matrices: curvature H and precision P = H + P₀; one structure a file."""
 
 from lapwing.operators.arrangement import Arrangement
 from lapwing.operators.base import Curvature, Precision, Rows

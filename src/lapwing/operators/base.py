@@ -133,6 +133,7 @@ class Curvature(ABC):
 
     p: int
     precise: bool = True  # whether determinants and traces are exact, not estimates
+    adds_up: bool = False  # whether `addends` of disjoint data add up to those of all: summed over ranks, not gathered
     adds_prior: bool = True  # whether `plus` is H + P₀ exactly, so that eigenvalues shift by a scalar prior
 
     @abstractmethod
@@ -173,6 +174,14 @@ class Curvature(ABC):
         """H of these data and of the others' together, where all were kept in the same structure."""
         return self.mixed(others, torch.ones(1 + len(others), dtype=torch.float64))
 
+    def addends(self) -> tuple[Tensor, ...]:
+        """Tensors that are sums over the data; of structures that add up entry by entry."""
+        raise StructureError(f"{type(self).__name__} is no sum of tensors.")
+
+    def with_sums(self, sums: Iterator[Tensor]) -> Curvature:
+        """The curvature whose addends come next in `sums`."""
+        raise StructureError(f"{type(self).__name__} is no sum of tensors.")
+
     def without(self, other: Self) -> Curvature:
         """H of these data less that of some of them; refused where what is left is not positive semi-definite."""
         raise StructureError(f"{type(self).__name__}: data cannot be taken out of this curvature exactly. Fit again.")
@@ -180,6 +189,10 @@ class Curvature(ABC):
     @abstractmethod
     def plus(self, P0: GroupedDiagonal) -> Precision:
         """H + P₀."""
+
+    def undecomposed(self, P0: GroupedDiagonal) -> Precision:
+        """A precision that takes as many bytes as H + P₀, without its factorisation: for measuring memory only."""
+        return self.plus(P0)
 
     def coordinates(self, P0: GroupedDiagonal) -> Coordinates | None:
         """Axes that make H and P₀ diagonal together; None where there are none, or none that is cheap."""

@@ -64,6 +64,10 @@ class BlockDiagonalCurvature(Curvature):
         blocks = tuple(H.plus(P0.restricted(s)) for s, H in zip(self.slices, self.blocks, strict=True))
         return BlockDiagonalPrecision(self.slices, blocks)
 
+    def undecomposed(self, P0: GroupedDiagonal) -> BlockDiagonalPrecision:
+        blocks = tuple(H.undecomposed(P0.restricted(s)) for s, H in zip(self.slices, self.blocks, strict=True))
+        return BlockDiagonalPrecision(self.slices, blocks)
+
     def coordinates(self, P0: GroupedDiagonal) -> Coordinates | None:
         found = [H.coordinates(P0.restricted(s)) for s, H in zip(self.slices, self.blocks, strict=True)]
         if any(axes is None for axes in found):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 
@@ -39,6 +39,7 @@ class DenseCurvature(Curvature):
 
     unit: SymmetricMatrix
     scale: Scalar
+    adds_up = True
 
     @classmethod
     def of(cls, H: Float[Tensor, "p p"]) -> DenseCurvature:
@@ -68,6 +69,12 @@ class DenseCurvature(Curvature):
         left = DenseCurvature.of(self.to_dense() - other.to_dense())
         require_semidefinite(torch.linalg.eigvalsh(left.unit.entries), self.spectrum())
         return left
+
+    def addends(self) -> tuple[Tensor, ...]:
+        return (self.to_dense(),)
+
+    def with_sums(self, sums: Iterator[Tensor]) -> DenseCurvature:
+        return DenseCurvature.of(next(sums))
 
     def plus(self, P0: GroupedDiagonal) -> DensePrecision:
         return DensePrecision(self, P0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,10 +19,17 @@ class DiagonalCurvature(Curvature):
     """H = diag(h), h ≥ 0. The entries of a very long one are float32; what comes out is as long, and float32 too."""
 
     entries: Float[Tensor, " p"]
+    adds_up = True
 
     @property
     def p(self) -> int:  # type: ignore[override]
         return len(self.entries)
+
+    def addends(self) -> tuple[Tensor, ...]:
+        return (self.entries,)
+
+    def with_sums(self, sums: Iterator[Tensor]) -> DiagonalCurvature:
+        return replace(self, entries=next(sums))
 
     def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
         return self.entries * v

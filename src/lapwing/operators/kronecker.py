@@ -36,6 +36,7 @@ class KroneckerCurvature(Curvature):
     factors: KroneckerFactors
     scale: Scalar
     damping: Damping
+    adds_up = True
 
     @property
     def p(self) -> int:  # type: ignore[override]
@@ -99,9 +100,26 @@ class KroneckerCurvature(Curvature):
             require_semidefinite(torch.linalg.eigvalsh(left.double()), whole, _DOWNDATED[left.dtype])
         return replace(self, factors=KroneckerFactors(A_sum, count, B_sum), scale=torch.ones_like(self.scale))
 
+    def addends(self) -> tuple[Tensor, ...]:
+        """Σ a aᵀ, its count, and Σ g gᵀ. A layer that none of these data went through has no inputs to count."""
+        seen = self.factors.count > 1 or bool(self.factors.eigen_A.diagonal().any())
+        count = torch.tensor(self.factors.count * seen, dtype=torch.float64)
+        return self.factors.A_sum, count, self.scale * self.factors.B_sum
+
+    def with_sums(self, sums: Iterator[Tensor]) -> KroneckerCurvature:
+        A_sum, count, B_sum = next(sums), next(sums), next(sums)
+        kept = self.factors.eigen_A.dtype, self.factors.eigen_B.dtype
+        factors = KroneckerFactors(A_sum.to(kept[0]), max(float(count), 1.0), B_sum.to(kept[1]))
+        return replace(self, factors=factors, scale=torch.ones_like(self.scale))
+
     def plus(self, P0: GroupedDiagonal) -> RotatedPrecision:
         a, b, delta = self.factors.a, self.scale * self.factors.b, one_precision(P0, self.name)
         return RotatedPrecision(self.arrangement, self.factors.basis, lambda: self.damping.eigenvalues(a, b, delta))
+
+    def undecomposed(self, P0: GroupedDiagonal) -> RotatedPrecision:
+        layer, factors = self.arrangement, self.factors
+        basis = Basis(factors.A_sum.clone(), factors.B_sum.clone())
+        return RotatedPrecision(layer, basis, lambda: P0.values.new_ones(layer.q, layer.o, layer.i))
 
     def coordinates(self, P0: GroupedDiagonal) -> Coordinates | None:
         if not P0.isotropic or not self.adds_prior:
@@ -121,6 +139,7 @@ class EigenCurvature(Curvature):
     arrangement: Arrangement
     basis: Basis
     s: Float[Tensor, "q o i"]
+    adds_up = True
 
     @property
     def p(self) -> int:  # type: ignore[override]
@@ -147,6 +166,13 @@ class EigenCurvature(Curvature):
             )
         parts = torch.stack([H.s for H in (self, *others)])
         return replace(self, s=torch.einsum("g,gqoi->qoi", scales, parts))
+
+    def addends(self) -> tuple[Tensor, ...]:
+        return (self.s,)
+
+    def with_sums(self, sums: Iterator[Tensor]) -> EigenCurvature:
+        """The axes were found together, so they are the same for all data."""
+        return replace(self, s=next(sums))
 
     def plus(self, P0: GroupedDiagonal) -> RotatedPrecision:
         delta = one_precision(P0, self.name)

@@ -180,6 +180,10 @@ class LowRankCurvature(Curvature):
     def plus(self, P0: GroupedDiagonal) -> LowRankPrecision:
         return LowRankPrecision(self, P0)
 
+    def undecomposed(self, P0: GroupedDiagonal) -> Precision:
+        """As the matrix, which more data than those of a trial would make of the rows."""
+        return DenseCurvature.of(torch.eye(self.p, dtype=torch.float64, device=P0.index.device)).plus(P0)
+
     def to_dense(self) -> Float[Tensor, "p p"]:
         M = self.root.rows.dense().reshape(self.rank, self.p)
         return (M.T * self.scale) @ M

@@ -1,4 +1,4 @@
-"""What each structure would cost on a model and its data, and what `auto` takes."""
+"""Memory and time of each structure before any work, and what `auto` takes."""
 
 from lapwing.planning.budget import in_words, parse_memory
 from lapwing.planning.choice import Choice, Needs, choose, refuse_factors_of_a_selection
@@ -6,7 +6,6 @@ from lapwing.planning.costs import Line, Question, forward_macs, n_columns
 from lapwing.planning.kind import Affordable, Kind, settled
 from lapwing.planning.plan import Plan, make_plan
 from lapwing.planning.rehearsal import Rehearsal
-from lapwing.planning.survey import Survey
 from lapwing.planning.tuning import MOST_STORED, Tuning
 
 __all__ = [
@@ -19,7 +18,6 @@ __all__ = [
     "Plan",
     "Question",
     "Rehearsal",
-    "Survey",
     "Tuning",
     "choose",
     "forward_macs",

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from lapwing.curvature import GP, Block, Diag, Ekfac, Full, Kron, MatrixFree, Nystrom, Structure
+from lapwing.curvature import Block, Diag, Full, Kron, Structure, Survey, Workload
 from lapwing.errors import InputError, StructureError
 from lapwing.operators import GroupedDiagonal
 from lapwing.planning.budget import chunk_floats, in_words
 from lapwing.planning.effort import Effort
-from lapwing.planning.survey import Survey
 
 MOST_FULL = 5_000  # parameters up to which `auto` considers the full matrix
 MOST_CUBES = 10**12  # Σ q (i³ + o³) up to which `auto` takes Kronecker factors: about ten minutes on one core
@@ -43,48 +42,13 @@ class Needs:
     def p(self) -> int:
         return self.survey.layout.p
 
-    def stored_bytes(self, structure: Structure) -> int:
-        """The curvature itself: float64, but for large Kronecker factors and very long diagonals beside them."""
-        if isinstance(structure, MatrixFree) and structure.preconditioner is not None:
-            return self.stored_bytes(structure.preconditioner)
-        if isinstance(structure, Ekfac):
-            return self.survey.kept_bytes + 8 * self.n_parts * self.p
-        if isinstance(structure, GP):
-            rows, kernels = self.gp_bytes(structure)
-            return self.n_parts * (rows + kernels)
-        if isinstance(structure, Kron):
-            return self.n_parts * self.survey.kept_bytes
-        return 8 * self.n_parts * structure.stored_floats(self.survey.layout)
+    @cached_property
+    def work(self) -> Workload:
+        return Workload(self.survey, self.n_parts, self.n_data, self.budget)
 
     def needed_bytes(self, structure: Structure) -> int:
-        """The curvature with what is derived from it once and kept, whatever the number of data.
-
-        Kronecker: all that a posterior holds while it predicts, the copy of the network included. Others: the sum of
-        the parts and its factor.
-        """
-        if isinstance(structure, MatrixFree):
-            near = 0 if structure.preconditioner is None else self.needed_bytes(structure.preconditioner)
-            return near + 8 * structure.working_floats(self.survey.layout)
-        if isinstance(structure, Nystrom):  # rows, of which no sum and no factor is made
-            return self.stored_bytes(structure) + 8 * structure.working_floats(self.survey.layout)
-        if isinstance(structure, Kron):
-            survey, sum_of_parts = self.survey, self.survey.kept_bytes if self.n_parts > 1 else 0
-            held = survey.posterior_bytes + self.n_parts * survey.gradient_bytes + self.stored_bytes(structure)
-            return held + sum_of_parts + survey.derived_bytes
-        if isinstance(structure, GP):  # a scaled kernel and its factor; rows stay as they are
-            return self.stored_bytes(structure) + 2 * self.gp_bytes(structure)[1]
-        kept = self.stored_bytes(structure) * (self.n_parts + 2) // self.n_parts
-        return kept + 8 * structure.working_floats(self.survey.layout)
-
-    def gp_bytes(self, gp: GP) -> tuple[int, int]:
-        """Rows of the points, and kernels between them: of all rows, or of each output's. (0, 8 P²) where the matrix
-        is the smaller side; nothing where the data do not say how many they are."""
-        known = [n for n in (gp.n_points, self.n_data) if n is not None]
-        n, k = min(known, default=0), self.survey.linearised.k
-        if gp.coupling == "full" and not gp.sparse and n * k >= self.p:
-            return 0, 8 * self.p**2
-        kernels = (n * k) ** 2 if gp.coupling == "full" else k * n**2
-        return n * self.survey.row_bytes, 8 * kernels
+        """The curvature with what is derived from it once and kept."""
+        return structure.needed_bytes(self.work)
 
     def settled(self, structure: Structure) -> Structure:
         """The structure as it would be fitted: a rank that is left open is what the budget allows."""
@@ -146,7 +110,7 @@ def choose(structure: Structure | None, needs: Needs) -> Choice:
 
 def refuse_factors_of_a_selection(structure: Structure | None) -> None:
     """Single weights of a layer have no Kronecker factors."""
-    if structure is not None and isinstance(structure.summed, Kron):
+    if structure is not None and structure.whole_tensors:
         raise StructureError(
             f'structure "{name_of(structure)}" needs whole tensors: a Kronecker product has no meaning for single '
             'weights of a layer. Use structure="full" (the default for a subnetwork), "block", "diag", '
@@ -188,8 +152,7 @@ def _too_big(structure: Structure, needs: Needs) -> str:
     others: list[Structure] = [Block(), Diag()] if needs.selected else [Block(), Kron(), Diag()]
     smaller = [s for s in others if needs.needed_bytes(s) < needs.needed_bytes(structure)]
     fits = [f"{name_of(s)} would take {in_words(needs.needed_bytes(s))}" for s in smaller if needs.fits(s)]
-    if isinstance(structure, GP):
-        fits.append("fewer points, lw.GP(n_points=...)")
+    fits += [structure.smaller] if structure.smaller else []
     advice = ", ".join(fits) or 'infer fewer parameters, e.g. params="last_layer"'
     return (
         f"structure {name_of(structure)} on {needs.p} parameters needs {in_words(needs.needed_bytes(structure))}, more "

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lapwing.curvature import Diag, Exact, Fisher, Kron, Sampled, Signs, Structure
+from lapwing.curvature import Exact, Fisher, Sampled, Signs, Structure
 from lapwing.planning.choice import Needs
 from lapwing.planning.effort import Effort
 
@@ -24,7 +24,7 @@ class Affordable:
     def settled(self, structure: Structure, needs: Needs) -> tuple[Fisher, str]:
         """The kind of curvature for a structure, and why."""
         columns = needs.survey.linearised.k
-        if not isinstance(structure, Kron | Diag):
+        if not structure.sketches:
             return Exact(), "exact curvature, as this structure is made from"
         if needs.survey.linearised.only_last and not needs.selected:
             return Exact(), "exact curvature, which the output layer has in closed form"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lapwing.curvature import GP, Block, Diag, Ekfac, Full, Kron, LowRank, MatrixFree, Structure
+from lapwing.curvature import STRUCTURES, Full, Kron, Structure
 from lapwing.errors import InputError
 from lapwing.planning.budget import in_words
 from lapwing.planning.choice import choose, name_of
@@ -14,7 +14,6 @@ from lapwing.planning.costs import Line, Question
 from lapwing.planning.kind import settled
 from lapwing.planning.tuning import Tuning, tuning_of
 
-STRUCTURES: tuple[Structure, ...] = (Full(), Block(), Kron(), Ekfac(), Diag(), LowRank(), GP(), MatrixFree())
 LAST_LAYER: tuple[Structure, ...] = (Full(), Kron())
 _HEADINGS = ("structure", "on", "how", "exact", "stored", "to fit", "to predict", "epochs", "")
 
@@ -50,7 +49,7 @@ class Plan:
 def make_plan(questions: Sequence[Question]) -> Plan:
     """Lines for all parameters asked about, then for the last layer when it is another question."""
     whole, *last = questions
-    offered = [s for s in STRUCTURES if not (whole.needs.selected and isinstance(s.summed, Kron))]
+    offered = [s for s in STRUCTURES.values() if not (whole.needs.selected and s.whole_tensors)]
     rows = [whole.line(structure) for structure in offered]
     rows += [question.line(structure) for question in last for structure in LAST_LAYER]
     chosen, why, tuning = None, "", None

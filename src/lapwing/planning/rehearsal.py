@@ -15,26 +15,14 @@ from functools import cached_property
 import torch
 
 from lapwing._types import Float, Tensor
-from lapwing.curvature import Diag, Ekfac, Estimate, Exact, Fisher, Kron, Structure, estimate
-from lapwing.curvature.estimate import in_equal_parts
+from lapwing.curvature import Estimate, Exact, Fisher, Structure, Survey, Workload, estimate
+from lapwing.curvature.passes import in_equal_parts
 from lapwing.data import ModelInput
 from lapwing.data.joining import joined_size
 from lapwing.likelihoods import Likelihood, OutputCurvature, Sites
 from lapwing.network.linearised import Linearised
-from lapwing.operators import (
-    Basis,
-    BlockDiagonalCurvature,
-    BlockDiagonalPrecision,
-    Curvature,
-    DenseCurvature,
-    DiagonalCurvature,
-    GroupedDiagonal,
-    KroneckerCurvature,
-    Precision,
-    RotatedPrecision,
-)
+from lapwing.operators import Curvature, GroupedDiagonal
 from lapwing.planning.ledger import Ledger
-from lapwing.planning.survey import Survey
 from lapwing.predictive import WeightGaussian, pushforward
 
 MOST_TRIED = 256 << 20  # bytes of sums up to which a fit is tried
@@ -76,12 +64,13 @@ class Rehearsal:
         pieces = self._fit_piece(structure, rows_at_once, columns), self._predict_piece(rows_at_once, n_inputs)
         if self._large(structure):
             return self._counted(structure, *pieces)
-        # EKFAC as Kronecker: no eigendecomposition is tried.
-        fitting, predicting = self._tried(Kron() if isinstance(structure, Ekfac) else structure, *pieces, n_inputs)
-        if isinstance(structure, Ekfac):  # the second pass: eigenvectors, and curvatures along the axes
-            fitting += 2 * self.survey.kept_bytes + 16 * self.n_parts * self.p
-        fit = max(self._probing, self._model_bytes + fitting)
-        return fit, self._held(structure) + max(predicting, self._decomposition(structure))
+        fitting, predicting = self._tried(structure.tried_as, *pieces, n_inputs)
+        fit = max(self._probing, self._model_bytes + fitting + structure.second_pass_bytes(self._work))
+        return fit, self._held(structure) + max(predicting, structure.decomposition_bytes(self._work))
+
+    @cached_property
+    def _work(self) -> Workload:
+        return Workload(self.survey, self.n_parts, self.n_data)
 
     @property
     def _probing(self) -> int:
@@ -91,8 +80,7 @@ class Rehearsal:
 
     def _large(self, structure: Structure) -> bool:
         """Whether a trial would take so much memory that its bytes are counted instead."""
-        kept = 16 * self.p if isinstance(structure, Diag) else self.survey.kept_bytes + self.survey.gradient_bytes
-        return self.n_parts * kept > MOST_TRIED
+        return structure.sum_bytes(self._work) > MOST_TRIED
 
     def _counted(self, structure: Structure, fitted: Piece, predicted: Piece) -> tuple[int, int]:
         """The same without a trial: what is held, with the activations of a piece and its rows."""
@@ -105,14 +93,10 @@ class Rehearsal:
         rows = size * self.linearised.sizes.factored
         gradient = sum(self.linearised.network.tensors[n].numel() for n in self.linearised.layout.names) * size
         fit = kept + fitted.n * activations + max(gradient, fitted.n * fitted.columns * rows)
-        if isinstance(structure, Ekfac):  # eigenvectors take the place of factors, or stand beside them
-            fit += survey.derived_bytes
+        fit += structure.second_pass_bytes(self._work)
         # One position more for columns that are stacked, and for what is rotated and contracted of one layer.
         at_once = predicted.n * (activations + k * rows) + _CONTRACTED_BYTES
-        if isinstance(structure, Diag):
-            return max(self._probing, fit), kept + 24 * self.p + at_once
-        derived = sum(tile.derived_bytes for tile in survey.tiles)
-        return max(self._probing, fit), kept + derived + max(*(t.passing_bytes for t in survey.tiles), at_once)
+        return max(self._probing, fit), kept + structure.predicting_bytes(self._work, at_once)
 
     def _fit_piece(self, structure: Structure, rows_at_once: int, columns: int) -> Piece:
         """As `curvature.estimate` takes them."""
@@ -152,7 +136,7 @@ class Rehearsal:
         with Ledger() as ledger:
             P0 = GroupedDiagonal.identity(curvature.p, self.linearised.network.device)
             H = curvature.scaled(P0.values[0])  # kept, as the posterior keeps it
-            pushforward(WeightGaussian(self.linearised, _stand_in(H, P0), piece.n * piece.columns), x)
+            pushforward(WeightGaussian(self.linearised, H.undecomposed(P0), piece.n * piece.columns), x)
         return ledger.peak
 
     def _first(self, n: int) -> tuple[ModelInput, Tensor]:
@@ -174,14 +158,7 @@ class Rehearsal:
     def _held(self, structure: Structure) -> int:
         """The posterior: the network's copy, gradients of the fit statistics, curvature."""
         gradients = self.n_parts * self.survey.gradient_bytes
-        if isinstance(structure, Diag):
-            return self._model_bytes + gradients + 8 * self.n_parts * self.p
-        along_axes = 8 * self.p if isinstance(structure, Ekfac) else 0
-        return self._model_bytes + gradients + self.n_parts * (self.survey.kept_bytes + along_axes)
-
-    def _decomposition(self, structure: Structure) -> int:
-        """All eigenvectors, and what the largest factor's decomposition takes for a moment."""
-        return self.survey.derived_bytes if isinstance(structure, Kron) else 0
+        return self._model_bytes + gradients + structure.stored_bytes(self._work)
 
 
 @dataclass(frozen=True)
@@ -199,17 +176,3 @@ class _FewColumns(Fisher):
 
     def scales(self, likelihood: Likelihood) -> Float[Tensor, " g"]:
         return likelihood.part_scales()
-
-
-def _stand_in(H: Curvature, P0: GroupedDiagonal) -> Precision:
-    """A precision as large as H + P₀; no factor is decomposed."""
-    if isinstance(H, BlockDiagonalCurvature):
-        blocks = [_stand_in(block, P0.restricted(s)) for s, block in zip(H.slices, H.blocks, strict=True)]
-        return BlockDiagonalPrecision(H.slices, tuple(blocks))
-    if isinstance(H, KroneckerCurvature):
-        q, o, i = H.arrangement.q, H.arrangement.o, H.arrangement.i
-        basis = Basis(H.factors.A_sum.clone(), H.factors.B_sum.clone())
-        return RotatedPrecision(H.arrangement, basis, lambda: P0.values.new_ones(q, o, i))
-    if isinstance(H, DiagonalCurvature):
-        return H.plus(P0)
-    return DenseCurvature.of(torch.eye(H.p, dtype=torch.float64, device=P0.index.device)).plus(P0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lapwing.curvature import Exact, Fisher, Full, Structure
+from lapwing.curvature import Exact, Fisher, Structure
 from lapwing.likelihoods import Gaussian, Likelihood
 from lapwing.linear_model import DEFAULT_PASSES, is_stored, most_work
 from lapwing.planning.budget import in_words
@@ -37,7 +37,7 @@ def tuning_of(structure: Structure, fisher: Fisher, likelihood: Likelihood, need
     p, k, n = needs.p, needs.survey.linearised.k, needs.n_data or 0
     rows = n * k
     vectors = 8 * 8 * p  # of a search: the mode, its gradient, directions and what they lead to
-    if isinstance(structure, Full) and isinstance(likelihood, Gaussian) and isinstance(fisher, Exact):
+    if structure.exact and isinstance(likelihood, Gaussian) and isinstance(fisher, Exact):
         side = min(rows, p) if rows else p
         return Tuning("the mode is a closed form of the curvature, which is factorised anew", 0.0, 0.0, 40 * side**2)
     if n and is_stored(rows, p, min(MOST_STORED, free), most_work(n)):

@@ -1,7 +1,23 @@
-"""Posterior: the frozen value a user holds, what it shows of the outputs, and what it finds wrong with itself."""
+"""The frozen posterior: evidence, sampling, predictions, diagnosis."""
 
-from lapwing.posterior.value import Posterior, Readout, passes_over
+from lapwing.posterior.fitted import Readout
+from lapwing.posterior.predicting import predicted
+from lapwing.posterior.run import Epoch, Run
+from lapwing.posterior.trained import Trained
+from lapwing.posterior.value import Posterior, passes_over
 from lapwing.posterior.views import FunctionDraws, JointOutputs, Outputs
 from lapwing.posterior.writing import writes_posteriors
 
-__all__ = ["FunctionDraws", "JointOutputs", "Outputs", "Posterior", "Readout", "passes_over", "writes_posteriors"]
+__all__ = [
+    "Epoch",
+    "FunctionDraws",
+    "JointOutputs",
+    "Outputs",
+    "Posterior",
+    "Readout",
+    "Run",
+    "Trained",
+    "passes_over",
+    "predicted",
+    "writes_posteriors",
+]

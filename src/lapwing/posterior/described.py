@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from lapwing._types import Float, Tensor
 from lapwing.likelihoods import Gaussian
+from lapwing.posterior.fitted import Fitted
 from lapwing.priors import GaussianPrior
 
-if TYPE_CHECKING:
-    from lapwing.posterior.value import Posterior
 
-
-def in_short(posterior: Posterior) -> str:
+def in_short(posterior: Fitted) -> str:
     name, layout = type(posterior.linearised.network.model).__name__, posterior.layout
     likelihood = type(posterior.likelihood).__name__
     return (
@@ -27,7 +23,7 @@ def _prior(prior: GaussianPrior) -> str:
     return f"prior precision {_span(prior.precisions)}" + (f" in {groups} groups" if groups > 1 else "")
 
 
-def _noise(posterior: Posterior) -> list[str]:
+def _noise(posterior: Fitted) -> list[str]:
     if not isinstance(posterior.likelihood, Gaussian):
         return []
     return [f"noise std {_span(posterior.likelihood.resolved())}"]
@@ -40,7 +36,9 @@ def _span(values: Float[Tensor, " g"]) -> str:
     return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
 
 
-def _history(posterior: Posterior) -> str:
+def _history(posterior: Fitted) -> str:
+    if posterior.trained is not None:
+        return f"trained by {posterior.trained.by}"
     if posterior.refinement is not None:
         return f'refined by "{posterior.refinement.by}"'
     if posterior.history:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from lapwing.curvature import Kron
 from lapwing.data import Batches, ModelInput
 from lapwing.data.targets import encode_batch
 from lapwing.likelihoods import Gaussian, Likelihood
@@ -18,22 +17,25 @@ from lapwing.operators import (
     LowRankCurvature,
 )
 from lapwing.posterior.diagnosis import Finding
+from lapwing.posterior.fitted import Fitted
+from lapwing.posterior.predicting import predicted
 from lapwing.predictive.link_rules import DEFAULT
 from lapwing.runtime import distributed
 from lapwing.runtime.sandbox import random_state_kept
 
-if TYPE_CHECKING:
-    from lapwing.posterior.value import Posterior
-
 _MOST_CHECKED = 64  # training data whose prediction is checked
 
 
-def findings(posterior: Posterior) -> Iterator[Finding]:
+def findings(posterior: Fitted) -> Iterator[Finding]:
     """Everything worth a word, in the order it is told."""
     layout, prior = posterior.layout, posterior.prior
     bends = posterior.curvature.diagonal()
     yield from Finding.of_selection(layout.selected_by, int((bends == 0).sum()), layout.p)
     if not layout.p:  # a subnetwork of no weights: nothing is left to say
+        return
+    if posterior.trained is not None:
+        yield from Finding.of_training(posterior.trained)
+        yield Finding.of_structure(posterior.structure.described, posterior.why)
         return
     if posterior.untuned:
         yield Finding.of_placeholders()
@@ -65,7 +67,7 @@ def findings(posterior: Posterior) -> Iterator[Finding]:
     yield Finding.of_rows(tuple(linearised.ruled), linearised.rest.names, linearised.vectorised)
 
 
-def _gradient_findings(posterior: Posterior) -> Iterator[Finding]:
+def _gradient_findings(posterior: Fitted) -> Iterator[Finding]:
     """What data and prior pull at the trained weights, and the weight decay that would balance them."""
     prior, theta = posterior.prior, posterior.linearised.theta
     from_data, delta = posterior.data_gradient(), prior.P0.diagonal.detach()
@@ -77,7 +79,7 @@ def _gradient_findings(posterior: Posterior) -> Iterator[Finding]:
         yield Finding.of_weight_decay(float(theta @ from_data) / norm, float((delta * theta**2).sum()) / norm)
 
 
-def _remedy(posterior: Posterior) -> str:
+def _remedy(posterior: Fitted) -> str:
     """What to do about weights that are no mode, of the remedies not taken yet."""
     if posterior.refinement is not None or _validated(posterior):
         return ""
@@ -89,12 +91,12 @@ def _remedy(posterior: Posterior) -> str:
     )
 
 
-def _validated(posterior: Posterior) -> bool:
+def _validated(posterior: Fitted) -> bool:
     """Whether tuning had held-out data to choose with."""
     return any(getattr(step, "scale", None) is not None for step in posterior.history)
 
 
-def training_gap(posterior: Posterior, data: Batches) -> float:
+def training_gap(posterior: Fitted, data: Batches) -> float:
     """How much worse the first training data are predicted than by the network, nats per likelihood term.
 
     Of data that are dealt out among ranks the first of each, which together are the first of all.
@@ -109,7 +111,7 @@ def training_gap(posterior: Posterior, data: Batches) -> float:
     return float(whole / of)
 
 
-def training_check(posterior: Posterior, x: ModelInput, y: Any, most: int = _MOST_CHECKED) -> tuple[float, float, int]:
+def training_check(posterior: Fitted, x: ModelInput, y: Any, most: int = _MOST_CHECKED) -> tuple[float, float, int]:
     """NLL per likelihood term of data that were seen: by the predictive, by the network alone, and of how many."""
     with random_state_kept():
         x, encoded = encode_batch(x, y, posterior.likelihood, posterior.sites)
@@ -117,17 +119,17 @@ def training_check(posterior: Posterior, x: ModelInput, y: Any, most: int = _MOS
         some, targets = x.rows(slice(0, n)), tuple(v[:n] for v in y) if isinstance(y, tuple) else y[:n]
         f = posterior.sites.split(posterior.linearised.outputs(some).double())
         network = _at_network_noise(posterior).log_prob(f, encoded[:n])
-        return -float(posterior.predicted(some).log_prob(targets).mean()), -float(network.mean()), n
+        return -float(predicted(posterior, some).log_prob(targets).mean()), -float(network.mean()), n
 
 
-def _at_network_noise(posterior: Posterior) -> Likelihood:
+def _at_network_noise(posterior: Fitted) -> Likelihood:
     """The likelihood of the network alone: a Gaussian's noise is then that of the network's own residuals."""
     if not isinstance(posterior.likelihood, Gaussian) or not posterior.likelihood.estimated:
         return posterior.likelihood
     return posterior.likelihood.estimate(posterior.estimate.statistics.likelihood)
 
 
-def _mode_findings(posterior: Posterior) -> Iterator[Finding]:
+def _mode_findings(posterior: Fitted) -> Iterator[Finding]:
     yield from (Finding("left open", "by tuning, within its budget", False, words) for words in posterior.left_open)
     if posterior.expansion is None:
         return
@@ -138,7 +140,7 @@ def _mode_findings(posterior: Posterior) -> Iterator[Finding]:
     yield Finding.of_linear_mode(distance, float(theta.norm()), relative, converged, _validated(posterior))
 
 
-def dimension_by_layer(posterior: Posterior) -> dict[str, tuple[float, int]]:
+def dimension_by_layer(posterior: Fitted) -> dict[str, tuple[float, int]]:
     """γ and the number of parameters of each module: Σ (1 − δ_i (P⁻¹)_ii)."""
     if not posterior.precision.of_weights:
         return _dimension_by_group(posterior)
@@ -149,14 +151,14 @@ def dimension_by_layer(posterior: Posterior) -> dict[str, tuple[float, int]]:
     }
 
 
-def _dimension_by_group(posterior: Posterior) -> dict[str, tuple[float, int]]:
+def _dimension_by_group(posterior: Fitted) -> dict[str, tuple[float, int]]:
     gamma, sizes = posterior.effective_dimension().detach().tolist(), posterior.prior.P0.sizes.tolist()
     return {n: (g, int(p)) for n, g, p in zip(posterior.prior.group_names, gamma, sizes, strict=True)}
 
 
-def _loose(posterior: Posterior) -> list[tuple[str, str]]:
+def _loose(posterior: Fitted) -> list[tuple[str, str]]:
     """Tensors without a Kronecker rule, and how each was treated."""
-    if not isinstance(posterior.structure, Kron) or not isinstance(posterior.curvature, BlockDiagonalCurvature):
+    if not posterior.structure.whole_tensors or not isinstance(posterior.curvature, BlockDiagonalCurvature):
         return []
     treated = {DiagonalCurvature: "exact diagonal", DenseCurvature: "exact dense block"}
     treated[LowRankCurvature] = "exact dense block, kept as rows"

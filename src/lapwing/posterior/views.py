@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from lapwing import predictive
 from lapwing._types import Float, Tensor
 from lapwing.data import ModelInput
+from lapwing.posterior.fitted import Fitted
 from lapwing.runtime.sandbox import plain_tensors
-
-if TYPE_CHECKING:
-    from lapwing.posterior.value import Posterior
 
 
 class JointOutputs(NamedTuple):
@@ -29,7 +27,7 @@ class JointOutputs(NamedTuple):
 class Outputs:
     """The Gaussian over the network's outputs at some inputs; `var` and `cov` are computed when asked for."""
 
-    posterior: Posterior
+    posterior: Fitted
     x: ModelInput
 
     @cached_property
@@ -59,7 +57,7 @@ class Outputs:
 class FunctionDraws:
     """Draws of the linearised function: the same functions at every call and every input."""
 
-    posterior: Posterior
+    posterior: Fitted
     deviations: Float[Tensor, "s ..."]  # (s, P), or (s, C, P) where every output has weights of its own
 
     @plain_tensors()

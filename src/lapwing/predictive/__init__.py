@@ -1,4 +1,4 @@
-"""From a Gaussian over weights to predictions."""
+"""From a Gaussian over weights to a Gaussian over outputs, and to predictive distributions."""
 
 from lapwing.predictive.concatenated import concatenated
 from lapwing.predictive.families import Frame, from_draws, from_gaussian

@@ -1,4 +1,4 @@
-"""Gaussian priors: a mean, and one precision per group of parameters."""
+"""Gaussian priors: a mean, and one precision per group of parameters; groups found at normalisation layers."""
 
 from lapwing.priors.gaussian import (
     GaussianPrior,

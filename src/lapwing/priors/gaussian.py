@@ -17,8 +17,10 @@ from lapwing.errors import InputError, InputTypeError, ShapeError
 from lapwing.network.parameters import ParamLayout
 from lapwing.operators import GroupedDiagonal, one_group
 
+_SHOWN = 5  # groups in a representation
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class GaussianPrior:
     """Precisions δ_g > 0 for named groups; `index` says which group each parameter belongs to."""
 
@@ -42,6 +44,13 @@ class GaussianPrior:
                 f"Prior precisions must be positive and finite; group '{self.group_names[bad]}' has "
                 f"{float(values[bad]):g}. A precision is 1/variance: 1.0 is a good start."
             )
+
+    def __repr__(self) -> str:
+        """The groups with their precisions; of many the first few."""
+        named = zip(self.group_names, self.precisions.detach().tolist(), strict=True)
+        groups = [f"{name}: {precision:.4g}" for name, precision in named]
+        shown = ", ".join(groups[:_SHOWN]) + ", …" * (len(groups) > _SHOWN)
+        return f"GaussianPrior over {self.layout.p:,} parameters, precision by group:\n  {shown}"
 
     @cached_property
     def P0(self) -> GroupedDiagonal:

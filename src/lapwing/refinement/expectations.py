@@ -84,8 +84,8 @@ class Coupled(Expectation):
     """Outputs that meet in one term, on a grid or on fixed points.
 
     The curvature is −E[r zᵀ] R⁻¹ (Stein's identity: E[Λ] up to the error of the rule). Unlike a sum over Λ it is the
-    gradient, in V, of the very sum that stands for E[log p], so that steps climb it whatever its error is; and Λ, which
-    is narrow where V is wide, is never evaluated.
+    gradient, in V, of the sum that approximates E[log p], so steps increase that sum whatever its error is. Λ, which is
+    narrow where V is wide, is never evaluated.
     """
 
     points: Points

@@ -17,7 +17,7 @@ import torch
 
 from lapwing import curvature
 from lapwing._types import Float, Tensor
-from lapwing.curvature import GP, Exact, Sampled, Signs
+from lapwing.curvature import Exact, Sampled, Signs
 from lapwing.data import ModelInput
 from lapwing.errors import located
 from lapwing.likelihoods import Bernoulli, Categorical
@@ -33,7 +33,7 @@ def can_average(posterior: Posterior, most_floats: int) -> bool:
     """For classes, with a curvature that is a sum over data, and where all Λ̄ together fit."""
     structure, sites = posterior.structure, posterior.sites
     known = isinstance(posterior.fisher, Exact) or sketched(posterior)
-    sums = not structure.by_products and not isinstance(structure, GP) and known
+    sums = structure.sums_rows and known
     fits = posterior.n_data * sites.t * sites.c**2 <= most_floats
     return sums and fits and isinstance(posterior.likelihood, Bernoulli | Categorical)
 

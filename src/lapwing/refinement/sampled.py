@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from lapwing.posterior.sampling import weight_deviations
-from lapwing.refinement.variational import Belief, Climbed, Family
+from lapwing.refinement.variational import Ascended, Belief, Family
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class SampledSteps:
         return replace(self, n_steps=min(n, self.n_steps))
 
 
-def take_steps(family: Family, start: Belief, steps: SampledSteps, *, generator: torch.Generator) -> Climbed:
+def take_steps(family: Family, start: Belief, steps: SampledSteps, *, generator: torch.Generator) -> Ascended:
     """At a draw θ_s: Λ̃ ← (1 − ρ) Λ̃ + ρ κΛ(θ_s), then μ ← μ + ρ P⁻¹ (Jᵀ κr(θ_s) − P₀ (μ − m₀))."""
     model, theta, curvature = family.model, start.theta, start.curvature
     precision = family.covariance.precision(model, curvature)
@@ -33,4 +33,4 @@ def take_steps(family: Family, start: Belief, steps: SampledSteps, *, generator:
         theta = theta + steps.rho * precision.solve(model.pulled(model.residual(h)) - model.pull(theta))
     end = family.belief(theta, curvature)
     largest = float(family.gradient(end).abs().max())
-    return Climbed(end, (start.bound.total, end.bound.total), largest, False, steps.n_steps)
+    return Ascended(end, (start.bound.total, end.bound.total), largest, False, steps.n_steps)

@@ -69,7 +69,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Ascent:
-    """How long to climb. Steps are halved when the bound falls, and lengthened again up to `longest`."""
+    """How long to ascend. Steps are halved when the bound falls, and lengthened again up to `longest`."""
 
     longest: float = 1.0
     most_steps: int = 500
@@ -81,7 +81,7 @@ class Ascent:
 
 
 @dataclass(frozen=True, eq=False)
-class Climbed:
+class Ascended:
     """Where the steps ended."""
 
     belief: Belief
@@ -91,7 +91,7 @@ class Climbed:
     n_steps: int
 
 
-def climb(family: Family, start: Belief, ascent: Ascent) -> Climbed:
+def ascend(family: Family, start: Belief, ascent: Ascent) -> Ascended:
     """Natural-gradient steps until mean and precision stand still.
 
     A step has to raise the bound; where rounding decides whether it does, to come closer to rest.
@@ -102,7 +102,7 @@ def climb(family: Family, start: Belief, ascent: Ascent) -> Climbed:
         largest, change = float(g.abs().max()), _change(at)
         converged = largest <= ascent.gradient and change <= ascent.curvature
         if converged or len(path) > ascent.most_steps or rho < _SHORTEST:
-            return Climbed(at, tuple(path), largest, converged, len(path) - 1)
+            return Ascended(at, tuple(path), largest, converged, len(path) - 1)
         new = family.moved(at, g, rho)
         gain = new.bound.total - at.bound.total
         unsure = -_ROUNDING * (1 + abs(at.bound.total)) <= gain < 0

@@ -22,13 +22,13 @@ from lapwing.refinement.laplace import found_in_memory
 from lapwing.refinement.model import LinearModel, gathered
 from lapwing.refinement.passes import Passes
 from lapwing.refinement.sampled import SampledSteps, take_steps
-from lapwing.refinement.variational import Ascent, Climbed, Family, climb
+from lapwing.refinement.variational import Ascended, Ascent, Family, ascend
 from lapwing.runtime import distributed
 
 
 @dataclass(frozen=True)
 class Variational:
-    """A word of the front door, the covariance it stands for, and how the bound is climbed."""
+    """A word of the front door, the covariance it stands for, and how the bound is ascended."""
 
     word: str
     covariance: Covariance
@@ -97,7 +97,7 @@ def _found(model: LinearModel, posterior: Posterior, way: Variational, generator
 
 def _climbed(
     family: Family, posterior: Posterior, steps: Ascent | SampledSteps, generator: torch.Generator
-) -> tuple[Expansion | None, Climbed]:
+) -> tuple[Expansion | None, Ascended]:
     """The linear model's mode, where it was looked for, and the Gaussian that was found."""
     model = family.model
     if isinstance(steps, SampledSteps):
@@ -105,7 +105,7 @@ def _climbed(
         return None, take_steps(family, start, steps, generator=generator)
     mode = found_in_memory(model, posterior)
     start = family.belief(mode.theta, model.hessian(model.outputs(mode.theta)))
-    return mode.expansion, climb(family, start, steps)
+    return mode.expansion, ascend(family, start, steps)
 
 
 def _largest_gradient(model: LinearModel) -> float:
@@ -117,7 +117,7 @@ def _check(posterior: Posterior, most_floats: int, way: Variational) -> None:
     likelihood = posterior.likelihood
     if not likelihood.canonical:
         raise StructureError(
-            f'refine(by="{way.word}") needs Λ = −∇² log p for its steps to climb the bound; that of '
+            f'refine(by="{way.word}") needs Λ = −∇² log p for its steps to ascend the bound; that of '
             f'{type(likelihood).__name__} is an expectation or a projection. Use by="laplace".'
         )
     floats = posterior.n_data * posterior.linearised.k * posterior.layout.p

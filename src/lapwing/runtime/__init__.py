@@ -1,1 +1,1 @@
-"""What surrounds a computation: the borrowed model, the progress bar, several processes."""
+"""What surrounds a computation: copies of the user's model, random state, progress bar, processes."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from numbers import Integral
+from math import isfinite
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 import torch
@@ -57,3 +58,13 @@ def positive_scale(argument: str, value: Any) -> torch.Tensor:
     if scale.ndim or not bool(torch.isfinite(scale)) or float(scale.detach()) <= 0:
         raise InputError(f"{argument}: expected one positive, finite number, got {value!r}.")
     return scale
+
+
+def positive(argument: str, value: Any) -> float:
+    """A positive, finite number."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise InputTypeError(f"{argument}: expected a positive number, got {type(value).__name__} {value!r}.")
+    number = float(value)
+    if not (isfinite(number) and number > 0):
+        raise InputError(f"{argument}: expected a positive, finite number, got {value}.")
+    return number

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
@@ -19,7 +19,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lapwing.curvature import Fisher, Keeper, Structure
 from lapwing.data import Batches, ModelInput
@@ -27,19 +27,20 @@ from lapwing.errors import InputError, InputTypeError, StorageError, StructureEr
 from lapwing.likelihoods import CustomLikelihood, Likelihood
 from lapwing.linear_model import unshuffled
 from lapwing.network.linearised import Linearised
+from lapwing.network.module import Network
 from lapwing.posterior import Posterior
 from lapwing.runtime import distributed
 from lapwing.storage import container
 from lapwing.storage.atomic import replace_file
 from lapwing.storage.binding import described
 from lapwing.storage.codec import Decoder, Encoder
-from lapwing.storage.progress_table import PROGRESS_TABLE
+from lapwing.storage.progress_table import progress_table
 from lapwing.storage.strict_json import strictly_parsed
 
 if TYPE_CHECKING:
     from typing import Self  # Python 3.11; annotations are not evaluated
 
-_FIT, _TUNING = "progress.lapwing", "tuning.lapwing"
+_FIT, _TUNING, _RECONSTRUCTION = "progress.lapwing", "tuning.lapwing", "reconstruction.lapwing"
 Binding = dict[str, str]
 
 
@@ -64,7 +65,7 @@ def binding(
             f"checkpoint: the unfinished sums of {structure.described} cannot be written down. Fit without checkpoint, "
             'or use "full", "block", "kron", "ekfac" or "diag".'
         )
-    encoder = Encoder(PROGRESS_TABLE)
+    encoder = Encoder(progress_table())
     own = isinstance(likelihood, CustomLikelihood)
     facts = {
         "the model": described(linearised.network),
@@ -85,7 +86,7 @@ def tuning_binding(
 
     The data as well: the linear model's outputs are written down in their order, and each rank has those of its shard.
     """
-    encoder = Encoder(PROGRESS_TABLE)
+    encoder = Encoder(progress_table())
     own = isinstance(posterior.likelihood, CustomLikelihood)
     facts = {
         "the model": described(posterior.linearised.network),
@@ -95,6 +96,17 @@ def tuning_binding(
         "the number of ranks": distributed.world(),
         "the data, or their order,": reduce(_digest, data, ""),
         **{f"the argument {name}": value for name, value in arguments.items()},
+    }
+    return _hashed(facts, encoder)
+
+
+def reconstruction_binding(network: nn.Module, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Binding:
+    """The network before its training, what it is trained on, and how."""
+    encoder = Encoder(progress_table())
+    facts = {
+        "the network": described(Network.lent(network)),
+        **{name: encoder.encode(tensor, name) for name, tensor in tensors.items()},
+        **{f"the argument {name}": value for name, value in options.items()},
     }
     return _hashed(facts, encoder)
 
@@ -133,6 +145,10 @@ class Checkpoint(Keeper):
     def of_tuning(cls, directory: Any, every: Any, bound_to: Binding, device: torch.device) -> Self:
         return cls(_directory(directory) / _TUNING, _seconds(every), bound_to, device)
 
+    @classmethod
+    def of_reconstruction(cls, directory: Any, every: Any, bound_to: Binding, device: torch.device) -> Self:
+        return cls(_directory(directory) / _RECONSTRUCTION, _seconds(every), bound_to, device)
+
     def resumed(self) -> dict[str, Any] | None:
         state = self.read(self.path)
         if state is not None:
@@ -167,7 +183,7 @@ class Checkpoint(Keeper):
 
     def write(self, path: Path, state: dict[str, Any]) -> bool:
         """Whether it was written."""
-        encoder = Encoder(PROGRESS_TABLE)
+        encoder = Encoder(progress_table())
         node = encoder.encode({**state, "seen": self._seen}, "state")
         content = container.Content(json.dumps({"bound_to": self.bound_to, "state": node}), encoder.tensors)
         try:
@@ -192,7 +208,7 @@ class Checkpoint(Keeper):
         if not isinstance(document, dict) or document.keys() != {"bound_to", "state"}:
             raise StorageError("it is no unfinished work.")
         self._check(document["bound_to"])
-        decoder = Decoder(PROGRESS_TABLE, content.tensors)
+        decoder = Decoder(progress_table(), content.tensors)
         state = decoder.decode(document["state"], self.device)
         decoder.check_all_used()
         return state

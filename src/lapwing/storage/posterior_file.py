@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 import torch
 from torch import nn
 
-from lapwing.curvature import FitStatistics, Full, MatrixFree
+from lapwing.curvature import FitStatistics, Full
 from lapwing.errors import InputTypeError, LapwingError, StorageError, StructureError, located
 from lapwing.likelihoods import CustomLikelihood, Gaussian, Likelihood
 from lapwing.network.jacobian import RowSizes
@@ -29,7 +29,7 @@ from lapwing.storage.binding import check_same, described, module_at
 from lapwing.storage.codec import Decoder, Encoder, Node
 from lapwing.storage.hints import conforms
 from lapwing.storage.strict_json import strictly_parsed
-from lapwing.storage.table import TABLE
+from lapwing.storage.table import table
 
 _HOST = torch.device("cpu")
 _ON_HOST = {"likelihood", "likelihood_scale", "readout"}  # small numbers, which stay on the CPU
@@ -83,7 +83,7 @@ def _path(function: str, path: Any) -> Path:
 
 def _without_data(posterior: Posterior) -> Posterior:
     """A matrix-free posterior goes back to its data for every answer; a file holds the matrix that it stands for."""
-    if not isinstance(posterior.structure, MatrixFree):
+    if not posterior.structure.streams:
         return posterior
     p = posterior.layout.p
     if p > _MOST_MULTIPLIED_OUT:
@@ -102,7 +102,7 @@ def _without_data(posterior: Posterior) -> Posterior:
 
 
 def encoded(posterior: Posterior) -> container.Content:
-    encoder = Encoder(TABLE)
+    encoder = Encoder(table())
     written = {f.name: getattr(posterior, f.name) for f in fields(Posterior) if f.name not in _NOT_WRITTEN}
     if isinstance(posterior.likelihood, CustomLikelihood):
         written["likelihood"] = _options(posterior.likelihood)
@@ -129,7 +129,7 @@ def decoded(content: container.Content, network: Network, likelihood: Likelihood
     if not isinstance(document, dict) or document.keys() != {"model", "linearised", "posterior"}:
         raise StorageError("the document is not model, linearised and posterior.")
     check_same(document["model"], network)
-    decoder = Decoder(TABLE, content.tensors)
+    decoder = Decoder(table(), content.tensors)
     linearised = _Shortcuts.decoded(document["linearised"], decoder).on(network)
     values = _fields(document["posterior"], decoder, network.device)
     values["likelihood"] = _likelihood(values.get("likelihood"), likelihood)

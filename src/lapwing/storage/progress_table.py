@@ -17,11 +17,11 @@ from lapwing.network.jacobian import (
     Images,
     Jacobian,
     OutputBlock,
-    ThinnedBlock,
+    SparseBlock,
 )
 from lapwing.operators import Arrangement, LowRankCurvature
 from lapwing.storage.codec import Entry, Table
-from lapwing.storage.table import TABLE
+from lapwing.storage.table import table
 from lapwing.tuning import Position
 
 
@@ -62,7 +62,7 @@ _ROWS = {
     "Jacobian": Entry(Jacobian, _KeptRows.of, form=_KeptRows, restored=_KeptRows.restored),
     "OutputBlock": Entry(OutputBlock, _KeptOutput.of, form=_KeptOutput, restored=_KeptOutput.restored),
     "FactorBlock": Entry(FactorBlock, FactorBlock.formed),
-    "ThinnedBlock": Entry(ThinnedBlock, ThinnedBlock.formed),
+    "ThinnedBlock": Entry(SparseBlock, SparseBlock.formed),
     "Given": Entry(Given),
     "Images": Entry(Images),
     "DenseBlock": Entry(DenseBlock),
@@ -71,4 +71,9 @@ _ROWS = {
     "Expansion": Entry(Expansion),  # with the outputs of the data
     "Position": Entry(Position),
 }
-PROGRESS_TABLE = Table({**TABLE.entries, **_ROWS}, TABLE.constants)
+
+
+def progress_table() -> Table:
+    """What a file of unfinished work may hold: what a posterior may, and rows that are still being added up."""
+    finished = table()
+    return Table({**finished.entries, **_ROWS}, finished.constants)

@@ -1,4 +1,4 @@
-"""The closed list of what a file of a posterior may hold. A new structure is a line here, and a check if it needs one.
+"""The closed list of what a file of a posterior may hold. Structures are those of the registry.
 
 A check raises where the fields of a value do not go together. It runs on files whose hashes are right, so it guards
 against files made by hand, and against ourselves.
@@ -14,23 +14,7 @@ import torch
 
 from lapwing import operators
 from lapwing._types import Float, Tensor
-from lapwing.curvature import (
-    GP,
-    Block,
-    Diag,
-    Ekfac,
-    Empirical,
-    Estimate,
-    Exact,
-    FitStatistics,
-    Full,
-    Kron,
-    Labels,
-    LowRank,
-    Nystrom,
-    Sampled,
-    Signs,
-)
+from lapwing.curvature import STRUCTURES, Empirical, Estimate, Exact, FitStatistics, Labels, Nystrom, Sampled, Signs
 from lapwing.data import Columns
 from lapwing.errors import StorageError, StructureError
 from lapwing.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson
@@ -50,6 +34,7 @@ from lapwing.operators import (
 )
 from lapwing.posterior import Readout
 from lapwing.posterior.sampling import WeightDraws
+from lapwing.posterior.trained import Trained
 from lapwing.predictive import link_rules
 from lapwing.priors import GaussianPrior
 from lapwing.storage.codec import Entry, Table
@@ -219,6 +204,11 @@ def _check_draws(draws: WeightDraws) -> None:
     _require(bool((draws.precisions > 0).all()) and bool((draws.scales > 0).all()), "samples without a precision")
 
 
+def _check_trained(trained: Trained) -> None:
+    _require(trained.predictive in ("glm", "bnn", "mean") and trained.n_draws >= 1, "an unknown way to predict")
+    _require(trained.beta > 0 and 0 <= trained.reverted <= 1 and 0 <= trained.unmoved <= 1, "a training of no kind")
+
+
 def _check_columns(columns: Columns) -> None:
     inputs, keywords = columns.inputs, columns.keywords
     _require(keywords is None or (inputs is not None and len(keywords) == len(inputs)), "columns without keywords")
@@ -229,16 +219,6 @@ def _check_rows(sizes: RowSizes) -> None:
     _require(sizes.factored >= 0 and sizes.dense >= 0, "rows of no size")
 
 
-STRUCTURES = {
-    "Full": Entry(Full),
-    "Block": Entry(Block),
-    "Diag": Entry(Diag),
-    "Kron": Entry(Kron),
-    "Ekfac": Entry(Ekfac),
-    "LowRank": Entry(LowRank),
-    "Nystrom": Entry(Nystrom),
-    "GP": Entry(GP),
-}
 CURVATURES = {
     "DenseCurvature": Entry(operators.DenseCurvature),
     "SymmetricMatrix": Entry(operators.SymmetricMatrix),
@@ -286,6 +266,7 @@ OTHERS = {
     "Search": Entry(Search),
     "Refinement": Entry(Refinement),
     "Elbo": Entry(Elbo),
+    "Trained": Entry(Trained, check=_check_trained),
     "Readout": Entry(Readout),
     "Columns": Entry(Columns, check=_check_columns),
     "Step": Entry(Step),
@@ -298,4 +279,11 @@ OTHERS = {
 LINKS = {
     link.name: link for link in (link_rules.PROBIT, link_rules.PAIRWISE, link_rules.BRIDGE, link_rules.BRIDGE_NORM)
 }
-TABLE = Table({**STRUCTURES, **CURVATURES, **LIKELIHOODS, **OTHERS}, LINKS)
+
+
+def table() -> Table:
+    """Of the library's own values, and of the structures that are registered now."""
+    found = [structure for structure in STRUCTURES.values() if not structure.streams]
+    structures = {type(structure).__name__: Entry(type(structure)) for structure in (*found, Nystrom())}
+    theirs = {kind.__name__: Entry(kind) for structure in found for kind in structure.file_values}
+    return Table({**structures, **CURVATURES, **theirs, **LIKELIHOODS, **OTHERS}, LINKS)

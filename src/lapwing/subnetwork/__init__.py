@@ -1,4 +1,4 @@
-"""A few single weights with a full covariance, the rest at their trained values: which ones, and under which prior."""
+"""Inference over selected weights: which ones, and under which prior."""
 
 from lapwing.subnetwork.candidates import Candidates
 from lapwing.subnetwork.scaling import CountScaling, JacobianScaling, PriorScaling, Unscaled

@@ -1,4 +1,4 @@
-"""Hyperparameters by the evidence or by held-out data."""
+"""Prior precisions and noise by the evidence, by held-out data, or by sampling-based EM."""
 
 from lapwing.tuning.budget import DEFAULT, EXACT, Budget
 from lapwing.tuning.evidence.fixed_point import iterate_fixed_point, take_fixed_point_steps

@@ -1,4 +1,7 @@
-"""Tuning with 30, 100 and 300 held-out rows: does the choice know how little the data say?"""
+"""Tuning with 30, 100 and 300 held-out rows: does the choice know how little the data say?
+
+The rules of the choice were found with seeds below 10 of these tables in view; the study runs on seeds from 10 on.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from lapwing_studies.reproduce.parts import Parts, Scaling, Split, shuffled
 from lapwing_studies.reproduce.study import Study, done
 from lapwing_studies.reproduce.training import Loss, Recipe, train
 
+FIRST_SEED = 10
 SIZES = (30, 100, 300)  # of held-out rows
 CLASSES = ("australian", "breast_cancer", "digits", "glass", "ionosphere", "satellite", "vehicle", "waveform")
 NUMBERS = ("boston", "concrete", "energy", "kin8nm", "naval", "power", "protein", "wine", "yacht")
@@ -63,7 +67,7 @@ class HeldOutRecord(TypedDict):
 def run(study: Study) -> HeldOutRecord:
     for archive in ("uci_classification", "uci_regression"):
         study.folder.check(archive)
-    jobs = [HeldOutJob(name, seed, study) for name in (*CLASSES, *NUMBERS) for seed in study.seeds]
+    jobs = [HeldOutJob(name, FIRST_SEED + k, study) for name in (*CLASSES, *NUMBERS) for k in study.seeds]
     runs = done(study, jobs)
     return HeldOutRecord(study="small-held-out", effort=study.effort.name, n_seeds=study.n_seeds, runs=runs)
 

@@ -7,7 +7,7 @@ from lapwing.network.jacobian.factored import FactorBlock
 from lapwing.network.jacobian.inputs import Given, Images, Inputs
 from lapwing.network.jacobian.output import OutputBlock
 from lapwing.network.jacobian.rows import Jacobian
-from lapwing.network.jacobian.sparse import ThinnedBlock
+from lapwing.network.jacobian.sparse import SparseBlock
 
 __all__ = [
     "Block",
@@ -20,6 +20,6 @@ __all__ = [
     "Jacobian",
     "OutputBlock",
     "RowSizes",
-    "ThinnedBlock",
+    "SparseBlock",
     "padded",
 ]

@@ -15,7 +15,7 @@ import torch
 from lapwing._types import Float, Tensor
 from lapwing.network.jacobian.block import Block, Scratch
 from lapwing.network.jacobian.factored import FactorBlock
-from lapwing.network.jacobian.sparse import ThinnedBlock
+from lapwing.network.jacobian.sparse import SparseBlock
 from lapwing.operators import GroupedDiagonal
 
 _CACHED_FLOATS = 1 << 17  # one megabyte of float64
@@ -149,7 +149,7 @@ def _squares(X: Float[Tensor, "r k"], weights: Float[Tensor, "*k"]) -> Float[Ten
 
 def _parts(mine: Block, theirs: Block, D: GroupedDiagonal) -> Iterator[tuple[Block, Block, Tensor]]:
     """Both sides with their entries in the same order, and D: one number where it is constant, or one per entry."""
-    same, factors = mine is theirs, (FactorBlock, ThinnedBlock)
+    same, factors = mine is theirs, (FactorBlock, SparseBlock)
     if type(mine) is not type(theirs) and not (isinstance(mine, factors) and isinstance(theirs, factors)):
         mine, theirs = mine.plain().entered(), theirs.plain().entered()
     for where in mine.slices:
@@ -163,7 +163,7 @@ def _parts(mine: Block, theirs: Block, D: GroupedDiagonal) -> Iterator[tuple[Blo
 
 
 def _by_channel(block: Block) -> bool:
-    return block.inputs.by_channel if isinstance(block, FactorBlock | ThinnedBlock) else True
+    return block.inputs.by_channel if isinstance(block, FactorBlock | SparseBlock) else True
 
 
 def _data_at_once(block: Block) -> int:

@@ -15,7 +15,7 @@ from lapwing.network.jacobian.dense import DenseBlock
 from lapwing.network.jacobian.factored import FactorBlock
 from lapwing.network.jacobian.kernels import Products, add_crossed_, add_crossed_and_squared_
 from lapwing.network.jacobian.output import OutputBlock
-from lapwing.network.jacobian.sparse import ThinnedBlock
+from lapwing.network.jacobian.sparse import SparseBlock
 from lapwing.operators import Basis, GroupedDiagonal, Rows
 
 _WRITTEN_FLOATS = 1 << 24  # of rows written out a few at a time
@@ -176,7 +176,7 @@ class Jacobian(Rows):
         """The same rows, each block in the form that takes least memory."""
         blocks = (block.kept() for block in self.blocks)
         # A gradient that is zero at these inputs may have derivatives there: what has a graph is kept whole.
-        thin = (ThinnedBlock.of(b) if isinstance(b, FactorBlock) and not b.attached else b for b in blocks)
+        thin = (SparseBlock.of(b) if isinstance(b, FactorBlock) and not b.attached else b for b in blocks)
         return replace(self, blocks=tuple(thin))
 
     def formed(self) -> Jacobian:

@@ -20,7 +20,7 @@ _LEAST_SAVED = 0.25  # of the gradients' memory, for it to be worth while
 
 
 @dataclass(frozen=True, eq=False)
-class ThinnedBlock(Block):
+class SparseBlock(Block):
     """A FactorBlock with the gradients (n, c, q, o, r) at s places only, of which those not needed hold zeros."""
 
     arrangement: Arrangement
@@ -103,7 +103,7 @@ class ThinnedBlock(Block):
     def written_weights(self, D: GroupedDiagonal) -> Float[Tensor, " k"]:
         return self.arrangement.matrices(D.diagonal).flatten()
 
-    def in_any_order(self) -> ThinnedBlock:
+    def in_any_order(self) -> SparseBlock:
         return replace(self, inputs=self.inputs.in_any_order())
 
     def doubled(self) -> FactorBlock:
@@ -112,7 +112,7 @@ class ThinnedBlock(Block):
     def sum_squares(self) -> tuple[Float[Tensor, " _"], ...]:
         return self.plain().sum_squares()
 
-    def shifted(self, offset: int) -> ThinnedBlock:
+    def shifted(self, offset: int) -> SparseBlock:
         return replace(self, arrangement=self.arrangement.shifted(offset))
 
     def within(self, where: slice) -> Block | None:
@@ -124,7 +124,7 @@ class ThinnedBlock(Block):
         return replace(self, arrangement=arrangement, inputs=self.inputs.without_bias())
 
     def concatenated(self, others: Sequence[Block]) -> Block:
-        same = [other for other in others if isinstance(other, ThinnedBlock) and other.r == self.r]
+        same = [other for other in others if isinstance(other, SparseBlock) and other.r == self.r]
         if len(same) < len(others):
             return self.plain().concatenated(others)
         blocks = [self, *same]
@@ -138,13 +138,13 @@ class ThinnedBlock(Block):
     def single_rows(self) -> Block:
         return self.plain().single_rows()
 
-    def outputs_at(self, rows: Int[Tensor, " k"]) -> ThinnedBlock:
+    def outputs_at(self, rows: Int[Tensor, " k"]) -> SparseBlock:
         return replace(self, values=picked(self.values, rows))
 
-    def formed(self) -> ThinnedBlock:
+    def formed(self) -> SparseBlock:
         return replace(self, inputs=self.inputs.kept())
 
-    def data_at(self, data: slice) -> ThinnedBlock:
+    def data_at(self, data: slice) -> SparseBlock:
         return replace(self, values=self.values[data], at=self.at[data], inputs=self.inputs.at(data))
 
     def entered(self) -> Block:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 from lapwing.errors import RankError
-from lapwing.runtime.distributed.heartbeat import FAILED, Vigil
+from lapwing.runtime.distributed.heartbeat import FAILED, Heartbeat
 
 _EXCHANGE = 10.0  # seconds that an exchange may still take after a rank has failed
 _LATEST_ARRIVAL = 1800.0  # seconds that a rank may come later to a call than the others, as in torch itself
@@ -88,15 +88,15 @@ class Call:
     def __init__(self, name: str) -> None:
         self.name, self.rank, self.world = name, dist.get_rank(), dist.get_world_size()
         self.store = dist.PrefixStore(f"lapwing/{next(_numbers)}", _get_default_store())
-        self.vigil = Vigil(name, self.rank, self.world, self.store)
+        self.heartbeat = Heartbeat(name, self.rank, self.world, self.store)
         self.n_meetings = 0
 
     def __enter__(self) -> Call:
-        self.vigil.start()
+        self.heartbeat.start()
         try:
             self._arrive()
         except BaseException:
-            self.vigil.stop()
+            self.heartbeat.stop()
             raise
         return self
 
@@ -105,15 +105,15 @@ class Call:
             if error is None:
                 self.meet("the end")
             elif not isinstance(error, RankError):
-                self.vigil.post(f"rank {self.rank}: {type(error).__name__}: {error}")
+                self.heartbeat.post(f"rank {self.rank}: {type(error).__name__}: {error}")
         finally:
-            self.vigil.stop()
+            self.heartbeat.stop()
 
     def meet(self, what: str) -> None:
         """Wait until every rank has come here; raise if one has failed, or has come for something else."""
         self.n_meetings += 1
         key = f"meeting/{self.n_meetings}"
-        with self.vigil.store_at_hand():
+        with self.heartbeat.store_at_hand():
             if self.rank == 0:
                 self.store.set(f"{key}/what", what)
             if self.store.add(key, 1) == self.world:
@@ -121,22 +121,22 @@ class Call:
             self._wait(lambda: self.store.check([f"{key}/all"]))
             others = self.store.get(f"{key}/what").decode()
         if others != what:
-            self.vigil.post(f"rank {self.rank} came to {what}, rank 0 to {others}")
-            self.vigil.check()
+            self.heartbeat.post(f"rank {self.rank} came to {what}, rank 0 to {others}")
+            self.heartbeat.check()
 
     def wait_for(self, work: dist.Work) -> None:
         """Wait for an exchange of tensors; one that breaks off is a rank that has gone."""
-        with self.vigil.store_at_hand():
+        with self.heartbeat.store_at_hand():
             # Everyone has begun it, so it ends by itself even when a rank fails behind it, unless one is gone.
             self._wait(work.is_completed, patience=_EXCHANGE)
             try:
                 work.wait()
             except RuntimeError as error:
-                self.vigil.call_the_roll(error)
+                self.heartbeat.call_the_roll(error)
 
     def _arrive(self) -> None:
         """The first meeting: a process that ended before it came is known by its closed connections."""
-        with self.vigil.store_at_hand():
+        with self.heartbeat.store_at_hand():
             self.store.set(f"arrived/{self.rank}", "here")
             touch = None
             if dist.get_backend() == "gloo":
@@ -153,8 +153,10 @@ class Call:
             return touch.is_completed() if touch is not None else self._missing() == []
         sleep(1.0 if broken else 0.0)  # those on their way
         missing = ", ".join(map(str, self._missing()))
-        self.vigil.post(f"rank {missing or 'unknown'} never came to {self.name}: its process has ended, or it was late")
-        self.vigil.check()
+        self.heartbeat.post(
+            f"rank {missing or 'unknown'} never came to {self.name}: its process has ended, or it was late"
+        )
+        self.heartbeat.check()
         return False
 
     def _missing(self) -> list[int]:
@@ -167,7 +169,7 @@ class Call:
             if pause > 2e-3 and self.store.check([FAILED]):
                 failed = failed or monotonic()
                 if monotonic() - failed >= patience:
-                    self.vigil.check()
+                    self.heartbeat.check()
             sleep(pause)
             pause = min(1.5 * pause, 0.05)
 

@@ -20,13 +20,13 @@ _BEAT, _SILENCE = 1.0, 20.0  # seconds between beats, and without one before a r
 _ROLL_CALL = 5.0  # seconds to answer, after an exchange broke off
 
 
-class Vigil:
+class Heartbeat:
     """Beats of this rank and an ear for the next, in a store; and the note that ends a call for all."""
 
     def __init__(self, call: str, rank: int, world: int, store: dist.Store) -> None:
         self.call, self.rank, self.world, self.store = call, rank, world, store
         self.ended = Event()
-        self.thread = Thread(target=self._watch, name="lapwing-vigil", daemon=True)
+        self.thread = Thread(target=self._watch, name="lapwing-heartbeat", daemon=True)
 
     def start(self) -> None:
         self.thread.start()

@@ -3,6 +3,7 @@
 from lapwing.runtime.sandbox.borrowing import borrowed, install
 from lapwing.runtime.sandbox.copying import Template
 from lapwing.runtime.sandbox.process import (
+    autocast_devices,
     forward_mode_alone,
     plain_tensors,
     quiet_fallback,
@@ -17,6 +18,7 @@ __all__ = [
     "PlainNorms",
     "Template",
     "UseOfTensors",
+    "autocast_devices",
     "borrowed",
     "forward_mode_alone",
     "install",

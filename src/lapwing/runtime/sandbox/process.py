@@ -16,10 +16,15 @@ _WITH_AUTOCAST = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "ipu", "mai
 _DEVICES = tuple(d for d in _WITH_AUTOCAST if torch.amp.is_autocast_available(d))
 
 
+def autocast_devices() -> list[str]:
+    """The kinds of device for which autocast is on, in this thread."""
+    return [device for device in _DEVICES if torch.is_autocast_enabled(device)]
+
+
 @contextmanager
 def autocast_off() -> Iterator[None]:
     """For every kind of device, in this thread. Not by `torch.autocast`, which warns of devices that are not there."""
-    on = [device for device in _DEVICES if torch.is_autocast_enabled(device)]
+    on = autocast_devices()
     for device in on:
         torch.set_autocast_enabled(device, False)
     try:

@@ -91,7 +91,7 @@ class Direct(Solver):
 
     @classmethod
     def of(cls, posterior: Posterior, source: Source) -> Direct:
-        if isinstance(posterior.structure, Full):
+        if posterior.structure.exact and not posterior.structure.streams:
             return cls(posterior.estimate.parts)
         found = estimate(
             posterior.linearised,

@@ -21,7 +21,6 @@ from lapwing.operators import (
     BlockDiagonalCurvature,
     Curvature,
     DenseCurvature,
-    DiagonalCurvature,
     GroupedDiagonal,
     LowRankCurvature,
 )
@@ -41,7 +40,7 @@ class Spectrum(NamedTuple):
     weights: Float[Tensor, " k"]
 
 
-class Occam(ABC):
+class LogDet(ABC):
     """log det(P P₀⁻¹) of some of the parameters."""
 
     @abstractmethod
@@ -53,14 +52,14 @@ class Occam(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class SpectralOccam(Occam):
+class SpectralLogDet(LogDet):
     """Every eigenvector of H lies within one group: all is elementwise, with q = c λ/(c λ + δ)."""
 
     eigenvalues: tuple[Float[Tensor, " _"], ...]  # of H at unit dispersion, by group
     weights: tuple[Float[Tensor, " _"], ...]  # how often each counts
 
     @classmethod
-    def of(cls, spectra: Sequence[Spectrum], n_groups: int, empty: Float[Tensor, " 0"]) -> SpectralOccam:
+    def of(cls, spectra: Sequence[Spectrum], n_groups: int, empty: Float[Tensor, " 0"]) -> SpectralLogDet:
         """Those of many layers as one."""
         found = [[spectrum for spectrum in spectra if spectrum.group == g] for g in range(n_groups)]
         values = (torch.cat([empty, *(spectrum.eigenvalues for spectrum in own)]) for own in found)
@@ -84,7 +83,7 @@ class SpectralOccam(Occam):
 
 
 @dataclass(frozen=True, eq=False)
-class KernelOccam(Occam):
+class KernelLogDet(LogDet):
     """H = MᵀM with fewer rows than columns: log det B with B = I + Σ_g A_g, A_g = (c/δ_g) M E_g Mᵀ.
 
     γ_g = tr B⁻¹A_g and T_gh = tr B⁻¹A_g B⁻¹A_h.
@@ -137,7 +136,7 @@ class KernelOccam(Occam):
 
 
 @dataclass(frozen=True, eq=False)
-class DenseOccam(Occam):
+class DenseLogDet(LogDet):
     """H as a matrix, through P⁻¹."""
 
     H: Float[Tensor, "p p"]  # at unit dispersion
@@ -178,43 +177,43 @@ def _factored(B: Float[Tensor, "r r"]) -> Float[Tensor, "r r"]:
     return torch.where(info == 0, L, torch.nan)
 
 
-def occams(H: Curvature, P0: GroupedDiagonal, *, estimates: bool = False) -> tuple[Occam, ...] | None:
+def log_dets(H: Curvature, P0: GroupedDiagonal, *, estimates: bool = False) -> tuple[LogDet, ...] | None:
     """The terms that log det(P P₀⁻¹) is the sum of; None where one of them is no closed form, or too dear."""
     found = list(_terms(H, P0, torch.arange(P0.n_groups, device=P0.index.device)))
-    found = [replace(term, estimates=estimates) if isinstance(term, KernelOccam) else term for term in found]
+    found = [replace(term, estimates=estimates) if isinstance(term, KernelLogDet) else term for term in found]
     spectra = [term for term in found if isinstance(term, Spectrum)]
-    others = [term for term in found if isinstance(term, Occam)]
+    others = [term for term in found if isinstance(term, LogDet)]
     if len(spectra) + len(others) < len(found):
         return None
     empty = torch.zeros(0, dtype=torch.float64, device=P0.index.device)
-    return (*([SpectralOccam.of(spectra, P0.n_groups, empty)] if spectra else []), *others)
+    return (*([SpectralLogDet.of(spectra, P0.n_groups, empty)] if spectra else []), *others)
 
 
-def dense_occam(H: Curvature, P0: GroupedDiagonal) -> DenseOccam | None:
-    return DenseOccam(H.to_dense(), P0.index) if isinstance(H, DenseCurvature) and H.p <= _MOST_DENSE else None
+def dense_log_det(H: Curvature, P0: GroupedDiagonal) -> DenseLogDet | None:
+    return DenseLogDet(H.to_dense(), P0.index) if isinstance(H, DenseCurvature) and H.p <= _MOST_DENSE else None
 
 
-def kernel_occam(H: Curvature, P0: GroupedDiagonal, *, estimates: bool = False) -> KernelOccam | None:
+def kernel_log_det(H: Curvature, P0: GroupedDiagonal, *, estimates: bool = False) -> KernelLogDet | None:
     if not isinstance(H, LowRankCurvature) or P0.n_groups > _MOST_KERNELS:
         return None
-    return KernelOccam(_kernels(H, P0), torch.arange(P0.n_groups, device=P0.index.device), estimates)
+    return KernelLogDet(_kernels(H, P0), torch.arange(P0.n_groups, device=P0.index.device), estimates)
 
 
-def _terms(H: Curvature, P0: GroupedDiagonal, groups: Int[Tensor, " g"]) -> Iterator[Occam | Spectrum | None]:
+def _terms(H: Curvature, P0: GroupedDiagonal, groups: Int[Tensor, " g"]) -> Iterator[LogDet | Spectrum | None]:
     """`groups` are the numbers, in the whole prior, of the groups of P₀."""
     if P0.isotropic:
         yield Spectrum(int(groups), *H.weighted_spectrum())
     elif isinstance(H, BlockDiagonalCurvature):
         for s, block in zip(H.slices, H.blocks, strict=True):
             yield from _terms(block, P0.restricted(s), groups[P0.index[s].unique()])
-    elif isinstance(H, DiagonalCurvature):
-        for g, values in enumerate(H.entries[P0.index == i] for i in range(P0.n_groups)):
+    elif (axes := H.coordinates(P0)) is not None:
+        for g, values in enumerate(axes.eigenvalues[axes.index == i] for i in range(P0.n_groups)):
             yield Spectrum(int(groups[g]), values, torch.ones_like(values))
     elif isinstance(H, LowRankCurvature):
-        yield KernelOccam(_kernels(H, P0), groups) if P0.n_groups <= _MOST_KERNELS else None
+        yield KernelLogDet(_kernels(H, P0), groups) if P0.n_groups <= _MOST_KERNELS else None
     else:
-        dense = dense_occam(H, P0)
-        yield None if dense is None else DenseOccam(dense.H, groups[P0.index])
+        dense = dense_log_det(H, P0)
+        yield None if dense is None else DenseLogDet(dense.H, groups[P0.index])
 
 
 def _kernels(H: LowRankCurvature, P0: GroupedDiagonal) -> Float[Tensor, "g r r"]:

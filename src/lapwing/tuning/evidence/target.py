@@ -26,12 +26,12 @@ from lapwing.likelihoods import Gaussian
 from lapwing.operators import Curvature, GroupedDiagonal, LowRankCurvature, MatrixFreeCurvature
 from lapwing.posterior import Posterior
 from lapwing.tuning.evidence.log_det import (
-    DenseOccam,
-    KernelOccam,
-    Occam,
-    dense_occam,
-    kernel_occam,
-    occams,
+    DenseLogDet,
+    KernelLogDet,
+    LogDet,
+    dense_log_det,
+    kernel_log_det,
+    log_dets,
 )
 
 
@@ -78,19 +78,19 @@ class HeldTarget(Target):
     """
 
     fit: Fit
-    occams: tuple[Occam, ...]
+    log_dets: tuple[LogDet, ...]
     scatter: Float[Tensor, " g"]
 
     def value(self, u: Float[Tensor, " g"], w: Float[Tensor, " s"]) -> Scalar:
         (w,) = w
-        occam = torch.stack([term.value(u, w) for term in self.occams]).sum()
-        return self.fit.value(w) - 0.5 * ((u.exp() * self.scatter).sum() + occam)
+        log_det = torch.stack([term.value(u, w) for term in self.log_dets]).sum()
+        return self.fit.value(w) - 0.5 * ((u.exp() * self.scatter).sum() + log_det)
 
     def derivatives(
         self, u: Float[Tensor, " g"], w: Float[Tensor, " s"]
     ) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
         (w,) = w
-        gamma, T = (torch.stack(each).sum(0) for each in zip(*(o.dimensions(u, w) for o in self.occams), strict=True))
+        gamma, T = (torch.stack(each).sum(0) for each in zip(*(o.dimensions(u, w) for o in self.log_dets), strict=True))
         pull, misfit = u.exp() * self.scatter, 2 * self.fit.half_sse * w.exp()
         gradient_w = self.fit.half_count - 0.5 * (misfit + gamma.sum())
         uu, uw = 0.5 * (T - (gamma + pull).diag()), 0.5 * (gamma - T.sum(1))
@@ -110,11 +110,11 @@ class SpectralTarget(Target):
     def value(self, u: Float[Tensor, " g"], w: Float[Tensor, " s"]) -> Scalar:
         (w,) = w
         delta, c = u.exp()[self.index], w.exp()
-        occam = (self.eigenvalues * c / delta).log1p().sum()
+        log_det = (self.eigenvalues * c / delta).log1p().sum()
         mode = self._mode(delta, c)
         x = mode - self.t
         fit = self.fit.value(w) + (c * self.g * x - 0.5 * c * self.eigenvalues * x**2).sum()
-        return fit - 0.5 * ((delta * mode**2).sum() + occam)
+        return fit - 0.5 * ((delta * mode**2).sum() + log_det)
 
     def derivatives(
         self, u: Float[Tensor, " g"], w: Float[Tensor, " s"]
@@ -149,42 +149,42 @@ class DenseTarget(Target):
     """The mode follows, with P⁻¹ as a matrix: several precisions on a full curvature."""
 
     fit: Fit
-    occam: DenseOccam
+    log_det: DenseLogDet
     g: Float[Tensor, " p"]
     t: Float[Tensor, " p"]
 
     def value(self, u: Float[Tensor, " g"], w: Float[Tensor, " s"]) -> Scalar:
         (w,) = w
-        delta, c = u.exp()[self.occam.index], w.exp()
-        L = self.occam.factor(u, w)
+        delta, c = u.exp()[self.log_det.index], w.exp()
+        L = self.log_det.factor(u, w)
         mode = torch.cholesky_solve(c * self._reached[:, None], L)[:, 0]
         x = mode - self.t
-        fit = self.fit.value(w) + c * self.g @ x - 0.5 * c * x @ (self.occam.H @ x)
-        return fit - 0.5 * ((delta * mode**2).sum() + self.occam.logdet(L, u))
+        fit = self.fit.value(w) + c * self.g @ x - 0.5 * c * x @ (self.log_det.H @ x)
+        return fit - 0.5 * ((delta * mode**2).sum() + self.log_det.logdet(L, u))
 
     @cached_property
     def _reached(self) -> Float[Tensor, " p"]:
         """g + H t."""
-        return self.g + self.occam.H @ self.t
+        return self.g + self.log_det.H @ self.t
 
     def derivatives(
         self, u: Float[Tensor, " g"], w: Float[Tensor, " s"]
     ) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
         (w,) = w
-        delta, c = u.exp()[self.occam.index], w.exp()
-        cov = torch.cholesky_inverse(self.occam.factor(u, w))
-        gamma, T = self.occam.dimensions_of(cov, u, w)
+        delta, c = u.exp()[self.log_det.index], w.exp()
+        cov = torch.cholesky_inverse(self.log_det.factor(u, w))
+        gamma, T = self.log_det.dimensions_of(cov, u, w)
         mode = c * (cov @ self._reached)
         x = mode - self.t
-        pull = self.occam.sums(delta * mode**2, u)
-        cHx = c * (self.occam.H @ x)
+        pull = self.log_det.sums(delta * mode**2, u)
+        cHx = c * (self.log_det.H @ x)
         gradient_w = self.fit.half_count - self.fit.half_sse * c - 0.5 * gamma.sum() + c * self.g @ x - 0.5 * x @ cHx
         # dθ_*/du_h = −δ_h Σ E_h mode, dθ_*/dw = Σ (c g − c H x)
-        moved = self.occam.pairs((delta * mode)[:, None] * cov * (delta * mode), u)
+        moved = self.log_det.pairs((delta * mode)[:, None] * cov * (delta * mode), u)
         slope = c * self.g - cHx
         back = cov @ slope
         uu = 0.5 * (T - (gamma + pull).diag() + 2 * moved)
-        uw = 0.5 * (gamma - T.sum(1) - 2 * self.occam.sums(delta * mode * back, u))
+        uw = 0.5 * (gamma - T.sum(1) - 2 * self.log_det.sums(delta * mode * back, u))
         trace = gamma.sum() - T.sum()  # dγ/dw
         ww = -self.fit.half_sse * c - 0.5 * trace + c * self.g @ x - 0.5 * x @ cHx + slope @ back
         return torch.cat([0.5 * (gamma - pull), gradient_w[None]]), _bordered(uu, uw, ww)
@@ -198,7 +198,7 @@ class KernelTarget(Target):
     """
 
     fit: Fit
-    occam: KernelOccam
+    log_det: KernelLogDet
     H: LowRankCurvature
     index: Int[Tensor, " p"]
     g: Float[Tensor, " p"]
@@ -206,7 +206,7 @@ class KernelTarget(Target):
 
     def value(self, u: Float[Tensor, " g"], w: Float[Tensor, " s"]) -> Scalar:
         (w,) = w
-        L, delta, c = self.occam.factor(u, w), u.exp()[self.index], w.exp()
+        L, delta, c = self.log_det.factor(u, w), u.exp()[self.index], w.exp()
         mode = self._solve(L, delta, c, c * self._reached[None])[0]
         x = mode - self.t
         fit = self.fit.value(w) + c * self.g @ x - 0.5 * c * x @ self.H.mv(x)
@@ -216,8 +216,8 @@ class KernelTarget(Target):
         self, u: Float[Tensor, " g"], w: Float[Tensor, " s"]
     ) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
         (w,) = w
-        L, delta, c = self.occam.factor(u, w), u.exp()[self.index], w.exp()
-        gamma, T = self.occam.dimensions_of(L, u, w)
+        L, delta, c = self.log_det.factor(u, w), u.exp()[self.index], w.exp()
+        gamma, T = self.log_det.dimensions_of(L, u, w)
         mode = self._solve(L, delta, c, c * self._reached[None])[0]
         x = mode - self.t
         pull = torch.zeros_like(u).index_add(0, self.index, delta * mode**2)
@@ -268,7 +268,7 @@ def target(posterior: Posterior, *, estimates: bool = False) -> Target | None:
     theta = posterior.linearised.theta if at is None else at.theta
     if at is not None and at.follows:
         return _following(part, prior.P0, fit, statistics.gradients[0], theta - prior.mean, estimates)
-    terms = occams(part, prior.P0, estimates=estimates)
+    terms = log_dets(part, prior.P0, estimates=estimates)
     return None if terms is None else HeldTarget(fit, terms, prior.scatter(theta))
 
 
@@ -277,7 +277,7 @@ def _following(part: Curvature, P0: GroupedDiagonal, fit: Fit, g: Tensor, t: Ten
     if axes is not None:
         return SpectralTarget(fit, axes.eigenvalues, axes.index, axes.rotate(g), axes.rotate(t))
     if isinstance(part, LowRankCurvature):
-        kernels = kernel_occam(part, P0, estimates=estimates)
+        kernels = kernel_log_det(part, P0, estimates=estimates)
         return None if kernels is None else KernelTarget(fit, kernels, part, P0.index, g, t)
-    dense = dense_occam(part, P0)
+    dense = dense_log_det(part, P0)
     return None if dense is None else DenseTarget(fit, dense, g, t)

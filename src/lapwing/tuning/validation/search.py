@@ -26,7 +26,7 @@ from lapwing.data.targets import encode_batch
 from lapwing.errors import NumericalError
 from lapwing.likelihoods import Gaussian
 from lapwing.operators import DenseCurvature, LowRankCurvature
-from lapwing.posterior import Posterior, Readout
+from lapwing.posterior import Posterior, Readout, predicted
 from lapwing.predictive.link_rules import DEFAULT
 from lapwing.runtime import distributed
 from lapwing.tuning.step import Step, noise_is_free, noise_of, step, with_noise
@@ -251,7 +251,7 @@ def _no_worse(chosen: Posterior, alone: Candidate, held_out: Batches) -> bool:
         _, encoded = encode_batch(x, y, chosen.likelihood, chosen.sites)
         f = chosen.sites.split(chosen.linearised.outputs(x).double()) / alone.score.dispersion
         gain += (
-            chosen.predicted(x).log_prob(y).double().sum() - plain(chosen.likelihood).log_prob(f, encoded).sum()
+            predicted(chosen, x).log_prob(y).double().sum() - plain(chosen.likelihood).log_prob(f, encoded).sum()
         ).cpu()
     return float(distributed.total(gain)) >= 0
 

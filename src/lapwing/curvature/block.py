@@ -1,0 +1,63 @@
+"""One dense block per module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from lapwing._types import State
+from lapwing.curvature.full import DenseSum, rows_or_matrix_bytes
+from lapwing.curvature.structure import Structure, Trial
+from lapwing.curvature.summation import Accumulator
+from lapwing.curvature.survey import plural
+from lapwing.curvature.workload import Workload
+from lapwing.network.jacobian import Jacobian, RowSizes
+from lapwing.network.parameters import ParamLayout
+from lapwing.operators import BlockDiagonalCurvature, Curvature
+
+
+@dataclass(frozen=True)
+class Block(Structure):
+    """One dense block per module: exact within a layer, nothing between layers."""
+
+    additive = True
+    resumable = True
+
+    def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
+        return _BlockSums(layout, device)
+
+    def stored_floats(self, layout: ParamLayout) -> int:
+        return sum((s.stop - s.start) ** 2 for s in layout.module_slices.values())
+
+    def row_floats(self, sizes: RowSizes) -> int:
+        return 2 * sizes.dense
+
+    def peak_bytes(self, work: Workload, trial: Trial) -> tuple[int, int, int]:
+        largest = max(s.stop - s.start for s in work.layout.module_slices.values())
+        return rows_or_matrix_bytes(self, work, trial, None, largest)
+
+    def coverage(self, work: Workload) -> str:
+        return plural(len(work.layout.modules), "dense block")
+
+
+class _BlockSums(Accumulator):
+    def __init__(self, layout: ParamLayout, device: torch.device) -> None:
+        self.slices = tuple(layout.module_slices.values())
+        self.blocks = [DenseSum(s.stop - s.start, device) for s in self.slices]
+
+    def add(self, pieces: Iterable[Jacobian]) -> None:
+        for rows in pieces:
+            for s, block in zip(self.slices, self.blocks, strict=True):
+                block.add([rows.columns(s)])
+
+    def result(self) -> Curvature:
+        return BlockDiagonalCurvature(self.slices, tuple(block.result() for block in self.blocks))
+
+    def state(self) -> State:
+        return {"blocks": [block.state() for block in self.blocks]}
+
+    def restore(self, state: State) -> None:
+        for block, kept in zip(self.blocks, state["blocks"], strict=True):
+            block.restore(kept)

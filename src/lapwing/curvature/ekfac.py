@@ -1,0 +1,110 @@
+"""EKFAC: Kronecker eigenbases, with the curvature along each of their axes measured in a second pass over the data.
+
+s = Σ (U_Bᵀ J U_A)² over the rows SᵀJ. George et al. (2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from lapwing._types import State
+from lapwing.curvature.kronecker import Kron
+from lapwing.curvature.output_layer import OutputTerms
+from lapwing.curvature.shards import decompose_together
+from lapwing.curvature.structure import Structure
+from lapwing.curvature.summation import Accumulator
+from lapwing.curvature.workload import Workload
+from lapwing.errors import StructureError
+from lapwing.network.jacobian import Jacobian
+from lapwing.network.parameters import ParamLayout
+from lapwing.operators import Basis, BlockDiagonalCurvature, Curvature, EigenCurvature, KroneckerCurvature
+
+
+@dataclass(frozen=True)
+class Ekfac(Kron):
+    """Kronecker eigenbases with the curvature along each axis measured in a second pass over the data."""
+
+    additive = False
+
+    def second_pass(self, parts: Sequence[Curvature]) -> Sequence[Accumulator] | None:
+        bases = _shared_bases(parts)
+        return [_AxisSums(part, bases) for part in parts if isinstance(part, BlockDiagonalCurvature)]
+
+    def stored_floats(self, layout: ParamLayout) -> int:
+        return super().stored_floats(layout) + layout.p
+
+    def check_more_data(self) -> None:
+        raise StructureError(
+            "updated: two EKFAC curvatures have eigenbases of their own and do not add up exactly. "
+            'Fit once on all the data, or use structure="kron".'
+        )
+
+    def stored_bytes(self, work: Workload) -> int:
+        """One basis for all parts, and the curvatures of each along its axes."""
+        return work.survey.kept_bytes + 8 * work.n_parts * work.p
+
+    @property
+    def tried_as(self) -> Structure:
+        """No eigendecomposition is tried."""
+        return Kron(self.sharing, self.bias, self.damping)
+
+    def second_pass_bytes(self, work: Workload) -> int:
+        """Eigenvectors, and curvatures along the axes."""
+        return 2 * work.survey.kept_bytes + 16 * work.n_parts * work.p
+
+    def fit_macs(self, work: Workload) -> float:
+        if not work.closed_output:
+            through = work.columns * work.forward_macs if work.through_body else 0
+            return work.pass_macs + 2 * work.factor_macs + work.forward_macs + through + work.dense_row_macs
+        (tile,) = work.tiles
+        _, o, _ = tile.maps or (0, 0, 0)
+        return work.pass_macs + 2 * tile.output_macs + tile.r * o**2 + tile.macs + work.forward_macs
+
+
+class _AxisSums(Accumulator):
+    """s = Σ (U_Bᵀ J U_A)² along the axes of given eigenbases; blocks without one keep what the first pass found."""
+
+    def __init__(self, first: BlockDiagonalCurvature, bases: dict[int, Basis]) -> None:
+        self.first, self.bases = first, bases
+        self.s = {
+            k: torch.zeros(H.p, dtype=torch.float64, device=basis.U_A.device)
+            for k, basis in bases.items()
+            for H in [first.blocks[k]]
+        }
+
+    def add(self, pieces: Iterable[Jacobian]) -> None:
+        for rows in pieces:
+            for k, basis in self.bases.items():
+                self.s[k] += rows.columns(self.first.slices[k]).rotated(basis).sum_squares()
+
+    def add_output(self, terms: OutputTerms) -> None:
+        for k, basis in self.bases.items():
+            self.s[k] += terms.axis_squares(self.first.slices[k], basis)
+
+    def state(self) -> State:
+        return {"s": list(self.s.values())}
+
+    def restore(self, state: State) -> None:
+        self.s = dict(zip(self.bases, state["s"], strict=True))
+
+    def result(self) -> Curvature:
+        blocks = list(self.first.blocks)
+        for k, basis in self.bases.items():
+            H = self.first.blocks[k]
+            assert isinstance(H, KroneckerCurvature)
+            shape = (len(basis.U_B), basis.U_B.shape[1], basis.U_A.shape[1])
+            blocks[k] = EigenCurvature(H.name, H.arrangement, basis, self.s[k].reshape(shape))
+        return BlockDiagonalCurvature(self.first.slices, tuple(blocks))
+
+
+def _shared_bases(parts: Sequence[Curvature]) -> dict[int, Basis]:
+    """Eigenbases of the parts' sum, so that the parts can be added at any scale."""
+    first, *rest = parts
+    assert isinstance(first, BlockDiagonalCurvature)
+    ones = torch.ones(len(parts), dtype=torch.float64)
+    whole = first.mixed(rest, ones) if rest else first  # type: ignore[arg-type]
+    decompose_together(whole.blocks)
+    return {k: H.factors.basis for k, H in enumerate(whole.blocks) if isinstance(H, KroneckerCurvature)}
