@@ -11,6 +11,8 @@ from lapwing.operators.base import Precision, Rows
 from lapwing.operators.block_diagonal import BlockDiagonalPrecision
 from lapwing.operators.kronecker import RotatedPrecision
 
+_INVERSE_FLOATS = 1 << 24  # of inverses at several scales
+
 
 def inv_quads(precisions: Sequence[Precision], J: Rows) -> Float[Tensor, "s n c c"]:
     """J P_s⁻¹ Jᵀ for each of them. Kronecker blocks share an eigenbasis: rows are rotated once."""
@@ -28,6 +30,12 @@ def inv_quads(precisions: Sequence[Precision], J: Rows) -> Float[Tensor, "s n c 
 
 
 def _rotated_once(precisions: Sequence[Precision], rows: Rows) -> Float[Tensor, "s n c c"]:
-    """Inverses are made and dropped one by one: those of all scales would take S·P numbers."""
-    rotated = (P for P in precisions if isinstance(P, RotatedPrecision))
-    return torch.stack([rows.quad(P.E.reciprocal().flatten().to(rows.dtype)) for P in rotated])
+    """Inverses of all scales at once take S·P numbers, so that those of a very large block are taken one by one."""
+    rotated = [P for P in precisions if isinstance(P, RotatedPrecision)]
+    at_once = max(1, _INVERSE_FLOATS // rows.p)
+    parts = [rotated[i : i + at_once] for i in range(0, len(rotated), at_once)]
+    return torch.cat([rows.quads(torch.stack([_inverse(P, rows) for P in part])) for part in parts])
+
+
+def _inverse(P: RotatedPrecision, rows: Rows) -> Float[Tensor, " p"]:
+    return P.E.reciprocal().flatten().to(rows.dtype)

@@ -16,7 +16,7 @@ import torch
 
 from lapwing._types import Float, Int, Tensor
 from lapwing.linalg import GramSum
-from lapwing.network.jacobian.block import Block, Scratch, padded, picked, summed
+from lapwing.network.jacobian.block import Block, Scratch, contracted, padded, picked, summed
 from lapwing.network.jacobian.dense import DenseBlock
 from lapwing.network.jacobian.inputs import Given, Inputs
 from lapwing.operators import Arrangement, GroupedDiagonal
@@ -111,8 +111,18 @@ class FactorBlock(Block):
     def mv(self, v: Float[Tensor, "s p"]) -> Float[Tensor, "s n c"]:
         # Σ_t g_tᵀ V a_t: the change of the layer's outputs, then of f
         V = self.arrangement.matrices(v.to(self.g.dtype))
+        c, r = self.g.shape[1:3]
+        if c * (r + len(V)) < r * len(V):  # Σ_t g_t a_tᵀ costs less than the layer's outputs for every vector
+            return self._mv_by_products(V)
         changes = torch.einsum("nrqi,sqoi->snrqo", self.a, V)
         return torch.einsum("ncrqo,snrqo->snc", self.g, changes).double()
+
+    def _mv_by_products(self, V: Float[Tensor, "s q o i"]) -> Float[Tensor, "s n c"]:
+        parts: dict[int, Tensor] = {}
+        for data, outputs in self._tiles():
+            part = self._tile(data, outputs).matrices().flatten(2) @ V[:, :, outputs].flatten(1).T
+            parts[data.start] = parts[data.start] + part if data.start in parts else part
+        return torch.cat(list(parts.values())).permute(2, 0, 1).double()
 
     def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]:
         W = self.arrangement.matrices(weights).to(self.g.dtype)
@@ -128,6 +138,17 @@ class FactorBlock(Block):
             M = M * root[:, outputs] if root.requires_grad else M.mul_(root[:, outputs])
             total[data] += M.flatten(2) @ M.flatten(2).mT
         return total.double()
+
+    def quads(self, weights: Float[Tensor, "s p"]) -> Float[Tensor, "s n c c"]:
+        if self.one_position:
+            return super().quads(weights)
+        W = self.arrangement.matrices(weights).to(self.g.dtype)
+        parts: dict[int, Tensor] = {}
+        for data, outputs in self._tiles():  # Σ_t g_t a_tᵀ once for all weights
+            M = self._tile(data, outputs).matrices()
+            part = contracted(M.flatten(2), W[:, :, outputs].flatten(1))
+            parts[data.start] = parts[data.start] + part if data.start in parts else part
+        return torch.cat(list(parts.values()), 1).double()
 
     def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]:
         W = self.arrangement.matrices(weights).to(self.g.dtype)

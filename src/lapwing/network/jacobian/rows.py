@@ -76,6 +76,10 @@ class Jacobian(Rows):
     def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]:
         return summed(torch.cat([some.quad(weights) for some in block.pieces(self.n)]) for block in self.blocks)
 
+    def quads(self, weights: Float[Tensor, "s p"]) -> Float[Tensor, "s n c c"]:
+        parts = (torch.cat([some.quads(weights) for some in block.pieces(self.n)], 1) for block in self.blocks)
+        return summed(parts)
+
     def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]:
         parts = (torch.cat([some.quad_diagonal(weights) for some in block.pieces(self.n)]) for block in self.blocks)
         return summed(parts)
