@@ -19,11 +19,11 @@ from lapwing.curvature import Estimate, Exact, Fisher, Structure, Survey, Worklo
 from lapwing.curvature.passes import in_equal_parts
 from lapwing.data import ModelInput
 from lapwing.data.joining import joined_size
-from lapwing.likelihoods import Likelihood, OutputCurvature, Sites
+from lapwing.likelihoods import Bernoulli, Categorical, Likelihood, OutputCurvature, Sites
 from lapwing.network.linearised import Linearised
 from lapwing.operators import Curvature, GroupedDiagonal
 from lapwing.planning.ledger import Ledger
-from lapwing.predictive import WeightGaussian, pushforward
+from lapwing.predictive import FUNCTION_PAIRS, WeightGaussian, antithetic_draws, pushforward
 
 MOST_TRIED = 256 << 20  # bytes of sums up to which a fit is tried
 _CONTRACTED_BYTES = 64 << 20  # rows of one layer while they are rotated and contracted
@@ -136,7 +136,11 @@ class Rehearsal:
         with Ledger() as ledger:
             P0 = GroupedDiagonal.identity(curvature.p, self.linearised.network.device)
             H = curvature.scaled(P0.values[0])  # kept, as the posterior keeps it
-            pushforward(WeightGaussian(self.linearised, H.undecomposed(P0), piece.n * piece.columns), x)
+            weights = WeightGaussian(self.linearised, H.undecomposed(P0), piece.n * piece.columns)
+            if weights.many_outputs and isinstance(self.likelihood, Bernoulli | Categorical):
+                antithetic_draws(weights, x, P0.diagonal.new_zeros(FUNCTION_PAIRS, curvature.p))
+            else:
+                pushforward(weights, x)
         return ledger.peak
 
     def _first(self, n: int) -> tuple[ModelInput, Tensor]:

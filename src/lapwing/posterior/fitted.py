@@ -23,7 +23,7 @@ from lapwing.operators import Curvature, Precision, SeparatePrecision
 from lapwing.posterior import evidence
 from lapwing.posterior.diagnosis import NOISE_BOUNDS, PRECISION_BOUNDS
 from lapwing.posterior.sampling import WeightDraws, weight_deviations
-from lapwing.predictive import MANY_OUTPUTS, WeightGaussian
+from lapwing.predictive import FUNCTION_PAIRS, WeightGaussian
 from lapwing.predictive.link_rules import DEFAULT, Link
 from lapwing.priors import GaussianPrior
 from lapwing.runtime.arguments import seeded
@@ -31,8 +31,6 @@ from lapwing.runtime.sandbox import plain_tensors
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-FUNCTION_PAIRS = 16  # of functions f ± J (θ − θ*) that predictions of many outputs average
 
 
 @dataclass(frozen=True, eq=False)
@@ -297,11 +295,9 @@ class Fitted:
     def averages_functions(self) -> bool:
         """Whether predictions average draws of the linearised function, because a datum has many outputs.
 
-        The exact covariance takes a row of J for each of them; a draw takes one product with J for all. Nothing is
-        pulled back through the network for an output layer alone, whose rows are therefore cheap.
+        The exact covariance takes a row of J for each of them; a draw takes one product with J for all.
         """
-        many = self.linearised.k > MANY_OUTPUTS and not self.linearised.only_last
-        return many and not self.weights.by_rows and isinstance(self.likelihood, Bernoulli | Categorical)
+        return self.weights.many_outputs and isinstance(self.likelihood, Bernoulli | Categorical)
 
     @property
     def n_functions(self) -> int:

@@ -23,6 +23,7 @@ from lapwing.operators import Precision, SeparatePrecision
 
 T = TypeVar("T")
 MANY_OUTPUTS = 64  # per datum, above which draws of functions are averaged by default
+FUNCTION_PAIRS = 16  # of functions f ± J (θ − θ*) that are then averaged
 _MOVED_FLOATS = 1 << 25  # of a forward pass with tangents
 _TRACED_FLOATS = 1 << 24  # of rows that are made before they are pressed together
 
@@ -52,6 +53,14 @@ class WeightGaussian:
     def by_rows(self) -> bool:
         """Whether only rows of J can be moved: every output has weights of its own, or rows come many at a time."""
         return self.precision.gathers or not self.precision.of_weights
+
+    @property
+    def many_outputs(self) -> bool:
+        """Whether draws of the linearised function take much less than rows of J: one product with J for all outputs.
+
+        Nothing is pulled back through the network for an output layer alone, whose rows are therefore cheap.
+        """
+        return self.linearised.k > MANY_OUTPUTS and not self.linearised.only_last and not self.by_rows
 
     def moved(self, x: ModelInput, deviations: Float[Tensor, "s p"]) -> Iterator[Float[Tensor, "_ n k"]]:
         """f + J shift, and then J v for each of the vectors, by products with J: no row of it is formed."""

@@ -13,6 +13,7 @@ from lapwing._types import Float, Int, Tensor
 from lapwing.operators import GroupedDiagonal
 
 _CONTRACTED_FLOATS = 1 << 22
+_MANY_WEIGHTS = 4  # from which on products of rows are kept for all of them
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,8 @@ def summed(terms: Iterable[Tensor]) -> Tensor:
 
 def contracted(rows: Float[Tensor, "n c k"], weights: Float[Tensor, "s k"]) -> Float[Tensor, "s n c c"]:
     """Σ_k w_sk J_ck J_dk: products of two rows once, then all weights in one product of matrices."""
+    if len(weights) < _MANY_WEIGHTS:
+        return torch.stack([(rows * w) @ rows.mT for w in weights])
     n, c, _ = rows.shape
     out = rows.new_empty(n, c, c, len(weights))
     for k in range(c):
