@@ -12,8 +12,9 @@ from lapwing.errors import InputError, InputTypeError, ShapeError
 def as_tensor(y: object, *, likelihood: str) -> Tensor:
     """The targets as a real tensor; tensors, arrays and nested lists of numbers are understood."""
     try:
-        # Lists go through NumPy, which reads their numbers in double precision.
-        tensor = y if isinstance(y, Tensor) else torch.as_tensor(np.asarray(y))
+        # Lists go through NumPy, which reads their numbers in double precision; a copy, as columns of tables may not
+        # be written to, of which torch warns.
+        tensor = y if isinstance(y, Tensor) else torch.as_tensor(np.array(y))
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputTypeError(
             f"{likelihood} needs targets that are a tensor, an array or nested lists of numbers, "
