@@ -13,6 +13,7 @@ from lapwing._types import Float, Int, Tensor
 from lapwing.operators import GroupedDiagonal
 
 _CONTRACTED_FLOATS = 1 << 22
+_MANY_WEIGHTS = 4  # from which on products of rows are kept for all of them
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,9 @@ class Block(ABC):
 
     @abstractmethod
     def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]: ...
+
+    def quads(self, weights: Float[Tensor, "s p"]) -> Float[Tensor, "s n c c"]:
+        return torch.stack([self.quad(w) for w in weights])
 
     @abstractmethod
     def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]: ...
@@ -175,3 +179,15 @@ def picked(tensor: Float[Tensor, "n c *rest"], rows: Int[Tensor, " k"]) -> Float
 
 def summed(terms: Iterable[Tensor]) -> Tensor:
     return reduce(torch.add, terms)
+
+
+def contracted(rows: Float[Tensor, "n c k"], weights: Float[Tensor, "s k"]) -> Float[Tensor, "s n c c"]:
+    """Σ_k w_sk J_ck J_dk: products of two rows once, then all weights in one product of matrices."""
+    if len(weights) < _MANY_WEIGHTS:
+        return torch.stack([(rows * w) @ rows.mT for w in weights])
+    n, c, _ = rows.shape
+    out = rows.new_empty(n, c, c, len(weights))
+    for k in range(c):
+        products = (rows[:, k, None] * rows[:, k:]).flatten(0, 1) @ weights.T
+        out[:, k, k:] = out[:, k:, k] = products.view(n, c - k, -1)
+    return out.permute(3, 0, 1, 2)

@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from lapwing._types import Float, Int, Tensor
-from lapwing.network.jacobian.block import Block, picked
+from lapwing.network.jacobian.block import Block, contracted, picked
 from lapwing.operators import GroupedDiagonal
+
+_CACHED_FLOATS = 1 << 18  # of rows whose products are taken together
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +51,11 @@ class DenseBlock(Block):
 
     def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]:
         return ((self.values * weights[self.where].to(self.values.dtype)) @ self.values.mT).double()
+
+    def quads(self, weights: Float[Tensor, "s p"]) -> Float[Tensor, "s n c c"]:
+        w = weights[:, self.where].to(self.values.dtype)
+        step = max(1, _CACHED_FLOATS // max(1, self.values[0].numel()))
+        return torch.cat([contracted(some, w) for some in self.values.split(step)], 1).double()
 
     def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]:
         return (self.values**2 @ weights[self.where].to(self.values.dtype)).double()

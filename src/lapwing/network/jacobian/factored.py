@@ -16,7 +16,7 @@ import torch
 
 from lapwing._types import Float, Int, Tensor
 from lapwing.linalg import GramSum, joined
-from lapwing.network.jacobian.block import Block, padded, picked, summed
+from lapwing.network.jacobian.block import Block, contracted, padded, picked, summed
 from lapwing.network.jacobian.dense import DenseBlock
 from lapwing.network.jacobian.inputs import Given, Inputs
 from lapwing.operators import Arrangement, GroupedDiagonal
@@ -115,8 +115,19 @@ class FactorBlock(Block):
     def mv(self, v: Float[Tensor, "s p"]) -> Float[Tensor, "s n c"]:
         # Σ_t g_tᵀ V a_t: the change of the layer's outputs, then of f
         V = self.arrangement.matrices(v.to(self.g.dtype))
+        c, r = self.g.shape[1:3]
+        if c * (r + len(V)) < r * len(V):  # Σ_t g_t a_tᵀ costs less than the layer's outputs for every vector
+            return self._mv_by_products(V)
         changes = torch.einsum("nrqi,sqoi->snrqo", self.a, V)
         return torch.einsum("ncrqo,snrqo->snc", self.g, changes).double()
+
+    def _mv_by_products(self, V: Float[Tensor, "s q o i"]) -> Float[Tensor, "s n c"]:
+        found = [
+            summed(tile.matrices().flatten(2) @ V[:, :, outputs].flatten(1).T for outputs, tile in tiles)
+            for tiles in self._tiles()
+        ]
+        together = joined(found) if found else V.new_zeros(0, self.c, len(V))
+        return together.permute(2, 0, 1).double()
 
     def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]:
         W = self.arrangement.matrices(weights).to(self.g.dtype)
@@ -136,6 +147,17 @@ class FactorBlock(Block):
             assert total is not None
             found.append(total)
         return joined(found).double() if found else self.g.new_zeros(0, self.c, self.c).double()
+
+    def quads(self, weights: Float[Tensor, "s p"]) -> Float[Tensor, "s n c c"]:
+        if self.one_position:
+            return super().quads(weights)
+        W = self.arrangement.matrices(weights).to(self.g.dtype)
+        found = [
+            summed(contracted(tile.matrices().flatten(2), W[:, :, outputs].flatten(1)) for outputs, tile in tiles)
+            for tiles in self._tiles()  # Σ_t g_t a_tᵀ once for all weights
+        ]
+        together = torch.cat(found, 1) if found else W.new_zeros(len(W), 0, self.c, self.c)
+        return together.double()
 
     def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]:
         W = self.arrangement.matrices(weights).to(self.g.dtype)

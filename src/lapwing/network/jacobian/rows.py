@@ -83,6 +83,10 @@ class Jacobian(Rows):
     def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]:
         return self._each(lambda some: some.quad(weights))
 
+    def quads(self, weights: Float[Tensor, "s p"]) -> Float[Tensor, "s n c c"]:
+        parts = (torch.cat([some.quads(weights) for some in block.pieces(self.n)], 1) for block in self.blocks)
+        return summed(parts)
+
     def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]:
         return self._each(lambda some: some.quad_diagonal(weights))
 
