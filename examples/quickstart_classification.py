@@ -1,4 +1,4 @@
-"""Class probabilities on two moons; the last two points lie far from the data, where the plain network is still sure.
+"""Class probabilities on two moons. The last two points are far from the data; the plain network is still certain there.
 
 Run: python examples/quickstart_classification.py
 """
