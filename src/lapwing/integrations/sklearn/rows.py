@@ -36,7 +36,7 @@ class Rows:
         both = np.column_stack([X, y])
         _, first, group = np.unique(both, axis=0, return_index=True, return_inverse=True)
         total = np.bincount(group.reshape(-1), weights=weight, minlength=len(first))
-        return cls(X[first], y[first], total)
+        return cls(X[first], y[first], total.astype(np.float64))
 
     def __len__(self) -> int:
         return len(self.X)
