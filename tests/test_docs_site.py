@@ -9,6 +9,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from functools import reduce
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,13 @@ def test_a_page_has_one_title_and_a_text_for_every_image(path: Path):
     titles = re.findall(r"^# .+$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
     assert len(titles) == 1 and text.startswith("# ")
     assert not re.findall(r"!\[\s*\]", text), "an image without a text that says what it shows"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=named)
+def test_headings_leave_out_no_level(path: Path):
+    text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    levels = [len(marks) for marks in re.findall(r"^(#+) ", text, re.MULTILINE)]
+    assert all(after <= before + 1 for before, after in pairwise(levels)) or path.name == "glossary.md"
 
 
 def test_a_missing_anchor_would_be_seen(tmp_path: Path):

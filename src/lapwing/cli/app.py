@@ -197,13 +197,14 @@ def reproduce(
     again: Annotated[
         bool, typer.Option("--again", help="Fit and score again; kept networks are not retrained.")
     ] = False,
+    tier: Annotated[str | None, typer.Option(help="Of ct: quick, standard or faithful.")] = None,
     as_json: Json = False,
 ) -> None:
     """Run an experiment on real data and print its table; what is done already is not done again."""
     _need("demo", matplotlib="matplotlib", jinja2="jinja2", sklearn="scikit-learn", PIL="pillow")
     from lapwing.cli.reproduce import Asked, reproduced, show_study
 
-    record, page, path = reproduced(Asked(table, data, out, quick, seeds, again))
+    record, page, path = reproduced(Asked(table, data, out, quick, seeds, again, tier))
     if as_json:
         typer.echo(json.dumps(record))
     else:
