@@ -35,6 +35,7 @@ app = typer.Typer(
     cls=PlainErrors,
     no_args_is_help=True,
     add_completion=False,
+    # Errors that are not Lapwing's keep their ordinary traceback.
     pretty_exceptions_enable=False,
 )
 
@@ -71,6 +72,7 @@ def demo(
 ) -> None:
     """Train three small networks, give them error bars, and write a report you can open in a browser."""
     _need("demo", matplotlib="matplotlib", jinja2="jinja2", sklearn="scikit-learn", PIL="pillow")
+    # Imported here: matplotlib and scikit-learn take seconds, for which --help should not wait.
     from lapwing_studies.bench.sizes import DEMO, TOY
     from lapwing_studies.demo import run as task
     from lapwing_studies.report.page import write_page

@@ -53,6 +53,7 @@ def _difference(saved: Any, here: Described) -> str | None:
         if name not in new or name not in old:
             where = "the file has" if name in old else "the model has"
             return f"{where} a tensor '{name}', and the {'model' if name in old else 'file'} does not"
+    # Shapes and dtypes first: they explain why hashes differ.
     for fact, words in (("shape", "shape"), ("dtype", "dtype"), ("sha256", "values")):
         for name in old:
             if old[name].get(fact) != new[name][fact]:

@@ -178,6 +178,7 @@ class Checkpoint(PassCheckpoint):
     def observe(self, number: int, pair: tuple[ModelInput, Tensor]) -> None:
         self._seen = _digest(self._seen if number else "", pair)
         done, digest = self._expected
+        # All batches of the earlier run have been seen again: now their hashes must agree.
         if number + 1 == done and self._seen != digest:
             raise StorageError(
                 f"{self.path}: the first {done} batches are not those that the unfinished fit has seen. Give the same "

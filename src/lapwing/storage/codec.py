@@ -64,6 +64,7 @@ class Encoder:
         if value is None or isinstance(value, bool | int | str):
             return value
         if isinstance(value, float):
+            # x − x is NaN for infinities and NaN, which JSON does not have.
             return value if value - value == 0 else {"float": str(value)}
         if isinstance(value, Tensor):
             return self._tensor(value, path)
@@ -93,6 +94,7 @@ class Encoder:
     def _tensor(self, tensor: Tensor, path: str) -> Node:
         tensor = tensor.detach()
         key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device)
+        # All empty tensors have address 0, so they cannot be told apart by it.
         if tensor.numel() and key in self._known:
             return self._known[key][1]
         if not can_hold(tensor.dtype):
@@ -131,6 +133,7 @@ class Decoder:
             frozenset({"named"}): self._named,
             frozenset({"is", "with"}): self._object,
         }
+        # The exact set of keys decides: unknown keys are an error, not ignored.
         kind = kinds.get(frozenset(node))
         if kind is None:
             raise StorageError(f"unknown kind of node, with the keys {sorted(node)!s:.80}.")

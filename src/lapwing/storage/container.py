@@ -69,6 +69,7 @@ def read(file: IO[bytes], size: int) -> Content:
         raise StorageError("the list of hashes does not name the tensors of the file.")
     tensors = {}
     for name, dtype, shape, n_bytes in places:
+        # n_bytes was checked against the size of the file, so a forged header cannot exhaust memory.
         content = bytearray(n_bytes)
         if file.readinto(content) != n_bytes:  # type: ignore[attr-defined]
             raise StorageError(f"the file ends inside tensor '{name}'.")
@@ -110,6 +111,7 @@ def _header(content: Content) -> bytes:
     text = json.dumps({"__metadata__": metadata, **entries}).encode()
     text += b" " * (-len(text) % 8)  # safetensors: data start at a multiple of 8 bytes
     mark = b'"header_sha256": "'
+    # The hash of the header was computed with zeros in its place; fill it in.
     return text.replace(mark + _NO_DIGEST.encode(), mark + hashlib.sha256(text).hexdigest().encode(), 1)
 
 

@@ -49,7 +49,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The posterior with the precision used in training, the one of the evidence, and the one of the held-out digits."""
+    """The posterior with the precision of training, of the evidence, and of the held-out digits."""
 
     trained: lw.Posterior
     by_evidence: lw.Posterior

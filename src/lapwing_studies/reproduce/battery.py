@@ -1,4 +1,4 @@
-"""The battery: fit, tune and predict with default arguments on many tasks, compared with methods without a posterior."""
+"""The battery: fit, tune and predict with default arguments on many tasks, against methods without a posterior."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def turned_digits(folder: DataFolder, seed: int, effort: Effort) -> Parts:
 
 
 def shifted_rows(name: str, folder: DataFolder, seed: int, effort: Effort) -> Parts:
-    """A UCI table; out-of-distribution: its test rows with every column shifted by one standard deviation, up or down."""
+    """A UCI table; out-of-distribution: test rows with all columns shifted by a standard deviation, up or down."""
     parts = sources.uci_classes(name, folder, seed, effort)
     generator = torch.Generator().manual_seed(seed)
     signs = 2.0 * torch.randint(2, (parts.test.x.shape[1],), generator=generator) - 1

@@ -206,7 +206,7 @@ class SampledJob:
         return f"{self.name}-{method.replace(' ', '-')}"
 
     def _by_samples(self, model: nn.Module, precisions: list[float]) -> Tuned:
-        """EM starting at the precisions of the cheaper structure: from a single precision it needs several more steps."""
+        """EM from the precisions of the cheaper structure: from a single precision it needs several more steps."""
         options: dict[str, Any] = {"structure": lw.MatrixFree(preconditioner=None)}
         options["prior"] = lw.prior(model, groups="normalised")
         posterior, seconds = timed(partial(lw.fit, model, self._data, "classification", **options))
