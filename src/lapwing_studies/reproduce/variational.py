@@ -1,6 +1,6 @@
 """Variational Laplace against MAP and mean-field inference, over temperatures and learning-rate multipliers.
 
-After Unlu and Aitchison, "Variational Laplace for Bayesian neural networks": table 1 and figure 2. Three sizes: minutes,
+After Unlu and Aitchison, "Variational Laplace for Bayesian neural networks": table 1, figure 2. Three sizes: minutes,
 an hour or two on a CPU, and the paper's network and epochs for a GPU.
 """
 
