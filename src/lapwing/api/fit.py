@@ -49,7 +49,7 @@ from lapwing.subnetwork import Candidates, Selector
 
 
 class _Unset(float):
-    """A default value that can be told from the same number given by the user."""
+    """A default value that can be distinguished from the same number given by the user."""
 
 
 _DEFAULT_PRECISION = _Unset(1.0)
@@ -189,8 +189,8 @@ class _Prepared:
     def with_fisher_for(self, taken: Choice) -> tuple[_Prepared, Choice]:
         """Resolve fisher="auto" for the structure, and add the reason to that of the structure."""
         fisher, why = settled(self.order.fisher, taken.structure, self.needs)
-        told = replace(taken, why=f"{taken.why}; {why}") if why else taken
-        return replace(self, order=replace(self.order, fisher=fisher)), told
+        explained = replace(taken, why=f"{taken.why}; {why}") if why else taken
+        return replace(self, order=replace(self.order, fisher=fisher)), explained
 
     def estimate(self, taken: Choice, generator: torch.Generator, options: _CheckpointOptions) -> Estimate:
         order, batches, fisher = self.order, self.order.batches, self.fisher

@@ -121,7 +121,7 @@ class Sampled(Fisher):
         return [torch.stack(part, dim=-1) / self.n_draws**0.5 for part in zip(*draws, strict=True)]
 
     def curvatures(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[OutputCurvature] | None:
-        # With several sites a row is the sum over sites: the curvature of one term cannot be told from it.
+        # With several sites a row is the sum over sites: the curvature of one term cannot be recovered from it.
         return [Columns(part) for part in self.parts(likelihood, f, y)] if f.shape[1] == 1 else None
 
     def scales(self, likelihood: Likelihood) -> Float[Tensor, " g"]:

@@ -194,7 +194,7 @@ class Finding:
         if words:
             value = f"{words}; of those taken, {without_curvature:,} have no curvature"
             concern = without_curvature > 0.1 * k
-            advice = "Fewer weights, or another score, would say as much." if concern else ""
+            advice = "Fewer weights, or another score, would give the same result." if concern else ""
             yield Finding("subnetwork", value, concern, advice)
 
     @staticmethod

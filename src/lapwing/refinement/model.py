@@ -52,7 +52,7 @@ class LinearModel:
     def rows(self) -> Float[Tensor, "mc p"]:
         return self.J.reshape(-1, self.p)
 
-    # --- outputs and what the likelihood says of them, κ included -----------------------------------
+    # --- outputs and likelihood, κ included ----------------------------------------------------------
 
     def outputs(self, theta: Float[Tensor, " p"]) -> Float[Tensor, "m c"]:
         return self.f + self.jvp(theta - self.theta)

@@ -29,7 +29,7 @@ def replace_file(path: Path, fill: Callable[[IO[bytes]], None]) -> None:
     except OSError as error:
         _removed(temporary)
         raise StorageError(
-            f"{path} could not be written ({error.strerror or error}); what stood there is as it was."
+            f"{path} could not be written ({error.strerror or error}); an existing file is unchanged."
         ) from error
     # Also for KeyboardInterrupt: leave no temporary file behind.
     except BaseException:

@@ -45,10 +45,10 @@ def _tensor(name: str, tensor: Tensor) -> Described:
 
 def _difference(saved: Any, here: Described) -> str | None:
     if not isinstance(saved, dict) or saved.keys() != here.keys():
-        return "the file does not say of which"
+        return "the file does not describe its model"
     old, new = saved["tensors"], here["tensors"]
     if not isinstance(old, dict) or not all(isinstance(facts, dict) for facts in old.values()):
-        return "the file does not say of which"
+        return "the file does not describe its model"
     for name in [*old, *new]:
         if name not in new or name not in old:
             where = "the file has" if name in old else "the model has"

@@ -227,7 +227,7 @@ class Checkpoint(PassCheckpoint):
             content = container.read(file, os.fstat(file.fileno()).st_size)
         document = strictly_parsed(content.document, "the document")
         if not isinstance(document, dict) or document.keys() != {"bound_to", "state"}:
-            raise StorageError("it is no unfinished work.")
+            raise StorageError("it is not a checkpoint.")
         self._check(document["bound_to"])
         decoder = Decoder(progress_table(), content.tensors)
         state = decoder.decode(document["state"], self.device)

@@ -74,7 +74,7 @@ def read(file: IO[bytes], size: int) -> Content:
         if file.readinto(content) != n_bytes:  # type: ignore[attr-defined]
             raise StorageError(f"the file ends inside tensor '{name}'.")
         if hashlib.sha256(content).hexdigest() != digests[name]:
-            raise StorageError(f"tensor '{name}' has changed since it was written: its SHA-256 is another.")
+            raise StorageError(f"tensor '{name}' has changed since it was written: its SHA-256 does not match.")
         tensors[name] = _tensor(content, dtype, shape)
     return Content(metadata["document"], tensors)
 
@@ -118,7 +118,7 @@ def _header(content: Content) -> bytes:
 def _read_header(file: IO[bytes], size: int) -> tuple[dict[str, Any], int]:
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or not 2 <= length <= size - 8:
-        raise StorageError(f"its {size} bytes are not a header and what the header announces.")
+        raise StorageError(f"its {size} bytes do not contain a complete header.")
     text = file.read(length)
     header = strictly_parsed(text, "the header")
     if not isinstance(header, dict):
@@ -127,7 +127,7 @@ def _read_header(file: IO[bytes], size: int) -> tuple[dict[str, Any], int]:
     digest = str(header["__metadata__"].get("header_sha256")).encode()
     blank = text.replace(b'"' + digest + b'"', b'"' + _NO_DIGEST.encode() + b'"')
     if len(digest) != len(_NO_DIGEST) or hashlib.sha256(blank).hexdigest().encode() != digest:
-        raise StorageError("the header has changed since it was written: its SHA-256 is another.")
+        raise StorageError("the header has changed since it was written: its SHA-256 does not match.")
     return header, 8 + length
 
 
