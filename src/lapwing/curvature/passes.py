@@ -43,6 +43,7 @@ class Pass:
     ) -> Generator[tuple[Trace, Tensor, Tensor], None, None]:
         """(trace, f, y) for successive pieces of the batches. A trace is valid until the next piece is requested."""
         for number, (batch, targets) in enumerate(data, done):
+            # A large batch of the user is cut, so that its rows fit into the budget.
             step = in_equal_parts(batch.n, self.data_at_once)
             for start in range(0, batch.n, step):
                 some = slice(start, start + step)

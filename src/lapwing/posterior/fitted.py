@@ -88,6 +88,7 @@ class Fitted:
     def dtype(self) -> torch.dtype:
         """Dtype of results: that of the model, but at least float32."""
         dtype = self.linearised.network.dtype or torch.float32
+        # Variances need more digits than half precision has.
         return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
     @property
@@ -289,6 +290,7 @@ class Fitted:
         H = self.curvature
         sums = H.trace()[None] if P0.isotropic else P0.group_sums(H.diagonal())
         mean = sums.detach() / P0.sizes
+        # A group without curvature has no scale of its own.
         mean = torch.where(mean > 0, mean, torch.ones_like(mean))
         return PRECISION_BOUNDS[0] * mean, PRECISION_BOUNDS[1] * mean
 
