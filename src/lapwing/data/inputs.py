@@ -32,10 +32,11 @@ class ModelInput:
     shared: frozenset[str] = frozenset()  # names of tensors known to be unbatched
     sizes: tuple[int, ...] = ()  # sizes of the user's batches, if several were joined
     positions: int | None = None  # number of labels per datum, if it differs between batches (sequences)
+    attached: bool = False  # whether results are to be differentiable with respect to these inputs
 
     def mapped(self, function: Callable[[Any], Any], n: int) -> ModelInput:
         args, kwargs = tuple(function(v) for v in self.args), {key: function(v) for key, v in self.kwargs.items()}
-        return ModelInput(args, kwargs, n, self.origin, self.whole, positions=self.positions)
+        return ModelInput(args, kwargs, n, self.origin, self.whole, positions=self.positions, attached=self.attached)
 
     def batched(self, value: Any) -> bool:
         """Whether an argument (compared by identity) is batched."""
@@ -53,6 +54,11 @@ class ModelInput:
 
     def _named(self) -> list[tuple[str, Any]]:
         return [*((str(i), v) for i, v in enumerate(self.args)), *self.kwargs.items()]
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether any of the inputs does."""
+        return any(isinstance(v, Tensor) and v.requires_grad for _, v in self._named())
 
     def rows(self, index: slice | Tensor) -> ModelInput:
         """The data at some rows of the batch."""

@@ -9,7 +9,7 @@ layers with a rule, and plain reverse mode for all other tensors, one datum at a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -32,7 +32,7 @@ from lapwing.network.layers import (
 )
 from lapwing.network.module import Network, with_images_in
 from lapwing.network.parameters import ParamLayout
-from lapwing.runtime.sandbox import install, quiet_fallback
+from lapwing.runtime.sandbox import PlainNorms, install, quiet_fallback
 
 _JOINED_FLOATS = 1 << 21  # that a forward pass of small batches put together may keep
 _MOST_JOINED = 1024  # data
@@ -108,13 +108,13 @@ class Linearised:
 
     def outputs(self, x: ModelInput) -> Float[Tensor, "n k"]:
         """f(x; θ*)."""
-        with self.network.borrowed() as network, torch.no_grad():
+        with self.network.borrowed() as network, nullcontext() if x.attached else torch.no_grad():
             return self.flat(network(self.network.placed(x), {}), x.n, x.positions)
 
     def outputs_at(self, x: ModelInput, thetas: Float[Tensor, "s p"]) -> Float[Tensor, "s n k"]:
         """f(x; θ_s): the network itself at other weights, not its linearisation."""
         placed = self.network.placed(x)
-        with self.network.borrowed() as network, torch.no_grad():
+        with self.network.borrowed() as network, nullcontext() if x.attached else torch.no_grad():
             draws = [self.flat(network(placed, self.tensors_at(theta)), x.n) for theta in thetas]
         return torch.stack(draws)
 
@@ -132,7 +132,7 @@ class Linearised:
         placed = self.network.placed(x)
         with self.borrowed() as own:
             trace = None
-            if self.only_last:
+            if self.only_last and not x.attached:
                 with torch.no_grad():
                     trace = own._trace(placed)
             yield own._trace(placed) if trace is None or trace.last is None else trace
@@ -144,6 +144,8 @@ class Linearised:
             yield own._trace(self.network.placed(x))
 
     def _trace(self, x: ModelInput) -> Trace:
+        if x.attached:
+            return self._attached(x)
         leaves = {name: self.network.tensors[name].detach().requires_grad_() for name in self.layout.names}
         try:
             return self._traced(with_images_in(x, self.layout_of_images), leaves)
@@ -152,8 +154,19 @@ class Linearised:
                 raise
             return self._traced(x, leaves)  # it took the first data so laid out; as they came it may take all
 
+    def _attached(self, x: ModelInput) -> Trace:
+        """A trace whose outputs and rows are differentiable in x.
+
+        Layers with a rule are differentiated by their outputs, so only the other tensors are leaves: a backward pass
+        through the result then goes to x, and not to weights. Attention needs a formula with second derivatives.
+        """
+        leaves = {name: self.network.tensors[name].detach().requires_grad_() for name in self.rest.names}
+        with self.network.plain_attention():
+            return self._traced(x, leaves)
+
     def _traced(self, x: ModelInput, leaves: Mapping[str, Tensor]) -> Trace:
-        with recording({path: self.network.model.get_submodule(path) for path in self.ruled}) as calls:
+        ruled = {path: self.network.model.get_submodule(path) for path in self.ruled}
+        with recording(ruled, attached=x.attached) as calls:
             f = self.flat(self.network(x, leaves), x.n, x.positions)
         last = None if self.last is None else OutputLayer.of(calls[self.last], places(self.whole, self.last), f)
         return Trace(self, x, leaves, calls, f, last)
@@ -161,7 +174,7 @@ class Linearised:
     @contextmanager
     def unrecorded(self, x: ModelInput) -> Iterator[Trace]:
         """The same for products with J only: no layer's factors are kept."""
-        with self.borrowed() as own:
+        with self.borrowed() as own, PlainNorms() if x.attached else nullcontext():
             yield replace(own, ruled=(), last=None)._trace(self.network.placed(x))
 
     def datum_shape_at(self, x: ModelInput) -> tuple[int, ...]:
@@ -219,9 +232,9 @@ class Trace:
 
     @property
     def outputs(self) -> Float[Tensor, "n k"]:
-        """f(x; θ*), detached, finite, in float32 or better."""
-        f = self.f.detach()
-        if not all_finite(f):
+        """f(x; θ*), finite, in float32 or better; detached, unless it is to be differentiable in x."""
+        f = self.f if self.x.attached else self.f.detach()
+        if not all_finite(f.detach()):
             raise NumericalError(
                 "The model's outputs hold NaN or infinite values at some of these inputs: nothing to linearise. "
                 "Check the scale of the inputs, and the model in eval mode."
@@ -303,7 +316,7 @@ class Trace:
         rest = {name: self.leaves[name] for name in self.linearised.rest.names}
         cotangents = cotangents.to(self.f.dtype)
         rows = None
-        if self.linearised.vectorised:
+        if self.linearised.vectorised and not self.x.attached:  # its second derivatives are wrong for some layers
             # torch.func may refuse single shapes of a model it can batch otherwise; the loop gives the same rows.
             with suppress(RuntimeError):
                 rows = vectorised_rows(self.linearised, self.x, rest, cotangents)
@@ -318,17 +331,19 @@ def looped_rows(
     """Rows of J by one forward pass per datum and one backward pass per row: works for every model."""
     rows = []
     for i in range(x.n):
-        f = linearised.flat(linearised.network(x.rows(slice(i, i + 1)), leaves), 1)[0]
-        rows.append([pull_back(f, list(leaves.values()), u) for u in cotangents[i].unbind(-1)])
+        with linearised.network.plain_attention() if x.attached else nullcontext():
+            f = linearised.flat(linearised.network(x.rows(slice(i, i + 1)), leaves), 1)[0]
+        sources = list(leaves.values())
+        rows.append([pull_back(f, sources, u, attached=x.attached) for u in cotangents[i].unbind(-1)])
     return {
         name: torch.stack([torch.stack([row[j] for row in datum]) for datum in rows]) for j, name in enumerate(leaves)
     }
 
 
-def pull_back(f: Tensor, sources: Sequence[Tensor], u: Tensor) -> tuple[Tensor, ...]:
+def pull_back(f: Tensor, sources: Sequence[Tensor], u: Tensor, *, attached: bool = False) -> tuple[Tensor, ...]:
     if not f.requires_grad:  # the output does not depend on any of these tensors
         return tuple(torch.zeros_like(p) for p in sources)
-    gradients = vjp(f, sources, u)
+    gradients = vjp(f, sources, u, attached=attached)
     # An embedding may ask for sparse gradients; rows are dense here.
     dense = (g.to_dense() if g is not None and g.is_sparse else g for g in gradients)
     return tuple(torch.zeros_like(p) if g is None else g for p, g in zip(sources, dense, strict=True))

@@ -137,7 +137,8 @@ def placed(x: ModelInput, device: torch.device, dtype: torch.dtype | None) -> Mo
     def place(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        moved = value.detach().to(device, dtype if value.is_floating_point() and dtype is not None else value.dtype)
+        own = dtype if value.is_floating_point() and dtype is not None else value.dtype
+        moved = (value if x.attached else value.detach()).to(device, own)
         return moved.clone() if moved.is_inference() else moved
 
     return x.mapped(place, x.n)

@@ -32,6 +32,15 @@ class Rows(ABC):
     device: torch.device
 
     @property
+    def attached(self) -> bool:
+        """Whether contractions are to be differentiable in what the rows were made from."""
+        return False
+
+    def fresh(self) -> Rows:
+        """The same with nothing remembered that contractions form."""
+        return self
+
+    @property
     def dtype(self) -> torch.dtype:
         """Dtype in which contractions over the parameters are computed."""
         return torch.float64

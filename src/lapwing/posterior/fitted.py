@@ -155,7 +155,8 @@ class Fitted:
         """The model's arguments; those that carried no batch in the fit carry none here."""
         named = self.columns is not None and isinstance(x, Mapping)
         given = as_input(self.columns.x_of(x, "x") if self.columns is not None and named else x)
-        return replace(given, shared=given.shared | self.linearised.shared)
+        attached = torch.is_grad_enabled() and given.requires_grad
+        return replace(given, shared=given.shared | self.linearised.shared, attached=attached)
 
     def at(self, x: ModelInput) -> Self:
         """The same posterior, for inputs whose outputs have as many positions as those of x."""

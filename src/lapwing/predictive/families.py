@@ -28,6 +28,7 @@ from lapwing.likelihoods import (
     Poisson,
     Sites,
 )
+from lapwing.linalg import safe_sqrt
 from lapwing.predictive import links
 from lapwing.predictive.counts import log_mean_poisson
 from lapwing.predictive.link_rules import Link, log_mean, log_mean_sigmoid
@@ -152,7 +153,7 @@ def _normal_mixture(
 def _(likelihood: Poisson, gaussian: SiteGaussian, frame: Frame) -> Prediction:
     """E[y] = e^{m + v/2}, Var[y] = E[y] + (e^v − 1) e^{2m + v}; the mixture by Gauss–Hermite over the log rate."""
     nodes, weights = links.gauss_hermite(32)
-    std = gaussian.cov.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
+    std = safe_sqrt(gaussian.cov.diagonal(dim1=-2, dim2=-1))
     f = gaussian.mean + std * nodes.to(std).reshape(-1, 1, 1, 1)
     mean = (gaussian.mean + std**2 / 2).exp() * likelihood.exposure
 

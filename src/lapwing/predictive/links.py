@@ -16,6 +16,7 @@ from torch.nn.functional import logsigmoid
 from torch.quasirandom import SobolEngine
 
 from lapwing.errors import InputError, NumericalError
+from lapwing.linalg import safe_sqrt, symmetric_root
 
 # --- classes: closed forms ------------------------------------------------------------------------
 
@@ -132,22 +133,33 @@ def sobol_normal(n: int, c: int, *, generator: torch.Generator) -> Tensor:
 
 
 def covariance_root(cov: Tensor) -> Tensor:
-    """R with R Rᵀ = cov: Cholesky, or U √λ where a covariance is singular; rounding below zero counts as zero."""
-    L, info = torch.linalg.cholesky_ex(cov)
-    singular = info != 0
+    """R with R Rᵀ = cov: Cholesky, or U √λ Uᵀ where a covariance is singular; rounding below zero counts as zero."""
+    L, singular = _factors(cov)
     if not bool(singular.any()):
         return L
-    eigenvalues, U = torch.linalg.eigh(cov[singular])
+    root, eigenvalues = symmetric_root(cov[singular])
     _check_rounding_only(eigenvalues)
     R = L.clone()
-    R[singular] = U * eigenvalues.clamp_min(0).sqrt()[..., None, :]
+    R[singular] = root
     return R
+
+
+def _factors(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Cholesky factors, and which matrices have none but by rounding: of those they have no meaning."""
+    L, info = torch.linalg.cholesky_ex(matrices)
+    with torch.no_grad():
+        least = 16 * matrices.shape[-1] * torch.finfo(matrices.dtype).eps
+        left, whole = (M.diagonal(dim1=-2, dim2=-1) for M in (L, matrices))
+        failed = (info != 0) | (left.square() <= least * whole).any(-1)
+    if not (matrices.requires_grad and bool(failed.any())):
+        return L, failed
+    eye = torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)  # a failed one has NaN gradients
+    return torch.linalg.cholesky(torch.where(failed[..., None, None], eye, matrices)), failed
 
 
 def noisy_root(cov: Tensor, noise_var: Tensor) -> Tensor:
     """Lower triangular L with L Lᵀ = cov + diag(noise_var), however much larger one is than the other."""
-    L, info = torch.linalg.cholesky_ex(cov + torch.diag_embed(noise_var))
-    lost = info != 0
+    L, lost = _factors(cov + torch.diag_embed(noise_var))
     if not bool(lost.any()):
         return L
     # The triangle of a QR decomposition of [R, √noise] has the digits that their sum of squares has lost.
@@ -238,7 +250,7 @@ _LOGISTIC_EDGES = (-40.0, -20.0, -12.0, -8.0, -5.0, -2.5, 0.0, 2.5, 5.0, 8.0, 12
 def _logistic_rule(m: Tensor, v: Tensor, n_nodes: int) -> tuple[Tensor, Tensor]:
     """Points f (n, ...) and weights that sum to one."""
     m, v = torch.broadcast_tensors(m, v)
-    std = v.sqrt()
+    std = safe_sqrt(v)
     column = [-1, *[1] * m.ndim]
     fixed = torch.tensor(_GAUSSIAN_EDGES, dtype=m.dtype, device=m.device).reshape(column).expand(-1, *m.shape)
     centred = torch.tensor(_LOGISTIC_EDGES, dtype=m.dtype, device=m.device).reshape(column) - m

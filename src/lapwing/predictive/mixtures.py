@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import pi
+
 import torch
 
 from lapwing._types import Float, Tensor
@@ -9,6 +11,16 @@ from lapwing._types import Float, Tensor
 
 def mixture_quantile(means: Float[Tensor, "s ..."], stds: Float[Tensor, "s ..."], level: float) -> Float[Tensor, ...]:
     """q with (1/S) Σ_s Φ((q − m_s)/s_s) = level."""
+    q = _bisected(means.detach(), stds.detach(), level)
+    if not (means.requires_grad or stds.requires_grad):
+        return q
+    # F(q; m, s) = level holds for all m and s, so dq = −dF / F′(q): the derivative of one Newton step from the solution.
+    z = (q - means) / stds
+    density = ((-0.5 * z.square()).exp() / (2 * pi) ** 0.5 / stds).mean(0)
+    return q - (torch.special.ndtr(z).mean(0) - level) / density.detach()
+
+
+def _bisected(means: Float[Tensor, "s ..."], stds: Float[Tensor, "s ..."], level: float) -> Float[Tensor, ...]:
     z = torch.special.ndtri(torch.tensor(level, dtype=means.dtype))
     ends = means + z * stds  # the quantiles of the components enclose the mixture's
     low, high = ends.amin(0), ends.amax(0)

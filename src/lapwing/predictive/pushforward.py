@@ -18,7 +18,7 @@ from lapwing.likelihoods import Sites
 from lapwing.linalg import joined
 from lapwing.network.jacobian import Jacobian
 from lapwing.network.linearised import Linearised
-from lapwing.network.products import VECTORS_AT_ONCE, choose_jvp
+from lapwing.network.products import VECTORS_AT_ONCE, attached, choose_jvp
 from lapwing.operators import Precision, SeparatePrecision
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class WeightGaussian:
 
     def moved(self, x: ModelInput, deviations: Float[Tensor, "s p"]) -> Iterator[Float[Tensor, "_ n k"]]:
         """f + J shift, and then J v for each of the vectors, by products with J: no row of it is formed."""
-        jvp = choose_jvp(self.linearised, x)
+        jvp = attached if x.attached else choose_jvp(self.linearised, x)
         # Values and tangents of one forward pass, and the outputs of all vectors.
         kept, outputs = self.linearised.datum_floats, 2 * len(deviations) * self.linearised.k
         step = max(1, _MOVED_FLOATS // ((1 + VECTORS_AT_ONCE) * (kept or _MOVED_FLOATS // 256) + outputs))

@@ -72,6 +72,11 @@ class Block(ABC):
         """What the entries are kept in."""
 
     @property
+    def attached(self) -> bool:
+        """Whether the entries are differentiable in the network's inputs."""
+        return False
+
+    @property
     def row_floats(self) -> int:
         """Numbers that one row takes as it is kept."""
         return sum(s.stop - s.start for s in self.slices)
@@ -144,6 +149,10 @@ class Block(ABC):
         """The same columns with nothing left implicit, for a block of another kind to meet."""
         return self
 
+    def fresh(self) -> Block:
+        """The same with nothing remembered: what a contraction forms goes with it."""
+        return self
+
     def kept(self) -> Block:
         """The same columns in the form that takes least memory."""
         return self
@@ -160,7 +169,11 @@ class Block(ABC):
         """All rows of the n data, of so few at a time that contracting them takes little memory."""
         at_most = max(1, _CONTRACTED_FLOATS // max(1, self.contracted_floats))
         step = -(-n // -(-n // at_most))  # in equal parts
-        return [self.data_at(slice(start, start + step)) for start in range(0, n, step)] if step < n else [self]
+        return self.split(n, step) if step < n else [self]
+
+    def split(self, n: int, step: int) -> list[Block]:
+        """All rows of the n data, of so many at a time."""
+        return [self.data_at(slice(start, start + step)) for start in range(0, n, step)]
 
 
 def padded(tensor: Tensor, r: int, axis: int) -> Tensor:

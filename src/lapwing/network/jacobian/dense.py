@@ -31,6 +31,10 @@ class DenseBlock(Block):
     def dtype(self) -> torch.dtype:
         return self.values.dtype
 
+    @property
+    def attached(self) -> bool:
+        return self.values.requires_grad
+
     def written_in(self, scratch: Scratch) -> Float[Tensor, "nc k"]:
         return self.values.flatten(0, 1)
 

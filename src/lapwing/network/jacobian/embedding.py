@@ -75,6 +75,10 @@ class EmbeddingBlock(Block):
     def dtype(self) -> torch.dtype:
         return self.g.dtype
 
+    @property
+    def attached(self) -> bool:
+        return self.g.requires_grad
+
     def mv(self, v: Float[Tensor, "s p"]) -> Float[Tensor, "s n c"]:
         V = self._at_tokens(v[:, self.where]).to(self.g.dtype)
         return torch.einsum("ncrd,snrd->snc", self.g, V).double()

@@ -15,7 +15,7 @@ from math import prod
 import torch
 
 from lapwing._types import Float, Int, Tensor
-from lapwing.linalg import GramSum
+from lapwing.linalg import GramSum, joined
 from lapwing.network.jacobian.block import Block, Scratch, padded, picked, summed
 from lapwing.network.jacobian.dense import DenseBlock
 from lapwing.network.jacobian.inputs import Given, Inputs
@@ -44,6 +44,10 @@ class FactorBlock(Block):
     @property
     def dtype(self) -> torch.dtype:
         return self.g.dtype
+
+    @property
+    def attached(self) -> bool:
+        return self.g.requires_grad or self.inputs.attached
 
     @property
     def c(self) -> int:
@@ -120,14 +124,18 @@ class FactorBlock(Block):
             # Σ_oi g_co g_do a_i² w_oi = Σ_o g_co g_do (W a²)_o
             g = self.g[:, :, 0].flatten(2)
             return ((g * self._squared_inputs_through(W)[:, None]) @ g.mT).double()
-        n, c = self.g.shape[:2]
-        total, root = self.g.new_zeros(n, c, c), W.sqrt()
-        for data, outputs in self._tiles():
-            M = self._tile(data, outputs).matrices()
-            # M is nobody else's
-            M = M * root[:, outputs] if root.requires_grad else M.mul_(root[:, outputs])
-            total[data] += M.flatten(2) @ M.flatten(2).mT
-        return total.double()
+        root, found = W.sqrt(), []
+        for tiles in self._tiles():
+            total = None
+            for outputs, tile in tiles:
+                M = tile.matrices()
+                # M is nobody else's
+                M = M * root[:, outputs] if root.requires_grad else M.mul_(root[:, outputs])
+                product = M.flatten(2) @ M.flatten(2).mT
+                total = product if total is None else total.add_(product)
+            assert total is not None
+            found.append(total)
+        return joined(found).double() if found else self.g.new_zeros(0, self.c, self.c).double()
 
     def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]:
         W = self.arrangement.matrices(weights).to(self.g.dtype)
@@ -227,6 +235,9 @@ class FactorBlock(Block):
             return replace(self, arrangement=arrangement, inputs=Given(self.g.new_ones(1, 1, 1, 1).expand(n, r, q, 1)))
         return replace(self, arrangement=arrangement, inputs=self.inputs.without_bias())
 
+    def fresh(self) -> FactorBlock:
+        return replace(self, inputs=self.inputs.fresh())
+
     def kept(self) -> Block:
         """The entries where they are fewer than the factors: a small kernel at many positions."""
         _, c, r, q, o = self.g.shape
@@ -270,6 +281,13 @@ class FactorBlock(Block):
         formed = "a" in vars(self)  # then not again
         return replace(self, g=self.g[data], inputs=Given(self.a[data]) if formed else self.inputs.at(data))
 
+    def split(self, n: int, step: int) -> list[Block]:
+        if not self.attached:
+            return super().split(n, step)
+        # A slice's gradient would be as large as the whole, for every one of the pieces.
+        pieces = zip(self.g.split(step), self.inputs.split(n, step), strict=True)
+        return [replace(self, g=g, inputs=inputs) for g, inputs in pieces]
+
     def _squared_products_of_weight(self, dtype: torch.dtype) -> Float[Tensor, "q o i"]:
         """Few data and outputs at a time, in one place, so that all of it stays in the processor's cache."""
         n, c, r, q, o = self.g.shape
@@ -291,16 +309,22 @@ class FactorBlock(Block):
         order = inputs.order()
         return total if order is None else total[..., order]
 
-    def _tiles(self) -> Iterator[tuple[slice, slice]]:
-        """Data and outputs of a map, of so many at a time that Σ_t g_t a_tᵀ stays in the processor's cache."""
+    def _tiles(self) -> Iterator[Iterator[tuple[slice, FactorBlock]]]:
+        """Some data, and of these some outputs of a map: so many that Σ_t g_t a_tᵀ stays in the processor's cache.
+
+        Split, not sliced: where there is a graph, every slice would have a gradient as large as the whole.
+        """
         n, c, _, q, o = self.g.shape
         at_once = max(1, _CACHED_FLOATS // max(1, c * q * self.arrangement.i))
-        for start in range(0, n, max(1, at_once // o)):
-            for first in range(0, o, at_once):
-                yield slice(start, start + max(1, at_once // o)), slice(first, first + at_once)
+        step = max(1, at_once // o)
+        for g, a in zip(self.g.split(step), self.a.split(step), strict=True) if n else ():
+            yield self._columns_of(g, a, at_once)
 
-    def _tile(self, data: slice, outputs: slice) -> FactorBlock:
-        return replace(self, g=self.g[data, ..., outputs], inputs=Given(self.a[data]))
+    def _columns_of(
+        self, g: Float[Tensor, "k c r q o"], a: Float[Tensor, "k r q i"], at_once: int
+    ) -> Iterator[tuple[slice, FactorBlock]]:
+        for number, some in enumerate(g.split(at_once, -1)):
+            yield slice(number * at_once, (number + 1) * at_once), replace(self, g=some, inputs=Given(a))
 
     @property
     def _single(self) -> bool:
@@ -314,7 +338,7 @@ def written_factors(
     block: Block, n: int, c: int, r: int, arrangement: Arrangement, scratch: Scratch
 ) -> Float[Tensor, "nc k"]:
     """The rows of n data, of few at a time: their patches and gradients stay in the processor's cache."""
-    if arrangement.q > 1 or arrangement.weight is None:
+    if arrangement.q > 1 or arrangement.weight is None or block.attached:  # memory used again takes no graph
         plain = block.plain()
         assert isinstance(plain, FactorBlock)
         return plain.matrices().flatten(2).flatten(0, 1)

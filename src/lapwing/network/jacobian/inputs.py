@@ -21,6 +21,11 @@ class Inputs(ABC):
 
     by_channel: bool = True  # whether columns come in the weight's order
 
+    @property
+    def attached(self) -> bool:
+        """Whether they are differentiable in the network's own inputs."""
+        return self.tensor().requires_grad
+
     @abstractmethod
     def tensor(self) -> Float[Tensor, "n r q i"]: ...
 
@@ -39,6 +44,14 @@ class Inputs(ABC):
     def kept(self) -> Inputs:
         """The same in the form that takes least memory, and holds on to nothing else."""
         return Given(self.tensor())
+
+    def split(self, n: int, step: int) -> list[Inputs]:
+        """Those of so many of the n data at a time."""
+        return [self.at(slice(start, start + step)) for start in range(0, n, step)]
+
+    def fresh(self) -> Inputs:
+        """The same with nothing remembered."""
+        return self
 
     def without_bias(self) -> Inputs:
         """All columns but the last, which are ones."""
@@ -77,6 +90,9 @@ class Given(Inputs):
 
     def at(self, data: slice) -> Given:
         return Given(self.values[data])
+
+    def split(self, n: int, step: int) -> list[Inputs]:
+        return [Given(values) for values in self.values.split(step)]
 
     def kept(self) -> Given:
         return self
@@ -118,6 +134,10 @@ class Images(Inputs):
 
     def kept(self) -> Images:
         return self
+
+    @property
+    def attached(self) -> bool:
+        return self.x.requires_grad
 
     def without_bias(self) -> Images:
         return replace(self, ones=False)

@@ -57,6 +57,10 @@ class OutputBlock(Block):
         return self.arrangement.slices
 
     @property
+    def attached(self) -> bool:
+        return self.inputs.attached
+
+    @property
     def row_floats(self) -> int:
         """Inputs of a datum, rotated and squared, shared by its rows."""
         return -(-4 * self.arrangement.i // self.arrangement.o)
@@ -148,6 +152,9 @@ class OutputBlock(Block):
         if torch.equal(rows, whole):  # the outputs of one position
             return self._with(self.a[:, position : position + 1])
         return self.plain().outputs_at(rows)
+
+    def fresh(self) -> OutputBlock:
+        return replace(self, inputs=self.inputs.fresh())
 
     def formed(self) -> OutputBlock:
         return self._with(self.a)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 
 import torch
 
 from lapwing._types import Float, Int, Tensor
-from lapwing.linalg import mirror_
+from lapwing.linalg import mirror_, recomputed
 from lapwing.network.jacobian.block import Block, summed
 from lapwing.network.jacobian.dense import DenseBlock
 from lapwing.network.jacobian.factored import FactorBlock
@@ -73,12 +73,28 @@ class Jacobian(Rows):
         n = len(range(self.n)[data])
         return replace(self, blocks=tuple(block.data_at(data) for block in self.blocks), n=n)
 
+    @property
+    def attached(self) -> bool:
+        return any(block.attached for block in self.blocks)
+
+    def fresh(self) -> Jacobian:
+        return replace(self, blocks=tuple(block.fresh() for block in self.blocks)) if self.attached else self
+
     def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]:
-        return summed(torch.cat([some.quad(weights) for some in block.pieces(self.n)]) for block in self.blocks)
+        return self._each(lambda some: some.quad(weights))
 
     def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]:
-        parts = (torch.cat([some.quad_diagonal(weights) for some in block.pieces(self.n)]) for block in self.blocks)
-        return summed(parts)
+        return self._each(lambda some: some.quad_diagonal(weights))
+
+    def _each(self, contract: Callable[[Block], Tensor]) -> Tensor:
+        """Contractions of every block, of some data at a time."""
+
+        def contracted(some: Block) -> Tensor:
+            if not some.attached:
+                return contract(some)
+            return recomputed(lambda: contract(some.fresh()), attached=True)
+
+        return summed(torch.cat([contracted(some) for some in block.pieces(self.n)]) for block in self.blocks)
 
     def cross(self, other: Rows, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
         return self.cross_each([self], [other], D)[0]
@@ -159,7 +175,9 @@ class Jacobian(Rows):
     def kept(self) -> Jacobian:
         """The same rows, each block in the form that takes least memory."""
         blocks = (block.kept() for block in self.blocks)
-        return replace(self, blocks=tuple(SparseBlock.of(b) if isinstance(b, FactorBlock) else b for b in blocks))
+        # A gradient that is zero at these inputs may have derivatives there: what has a graph is kept whole.
+        thin = (SparseBlock.of(b) if isinstance(b, FactorBlock) and not b.attached else b for b in blocks)
+        return replace(self, blocks=tuple(thin))
 
     def formed(self) -> Jacobian:
         """The same rows, for another process."""

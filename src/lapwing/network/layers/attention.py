@@ -180,7 +180,7 @@ def _projected(
 
 
 def _keep(calls: Calls, x: Tensor, s: Tensor, name: str) -> None:
-    if s.requires_grad:  # else it belongs to a frozen map of inputs that depend on nothing inferred
+    if s.requires_grad or calls.attached:  # else it belongs to a frozen map of inputs that depend on nothing inferred
         calls.keep(x, s, of=name)
 
 

@@ -29,10 +29,13 @@ class Calls:
     maps: list[str] = field(default_factory=list)
     prepared: list[Tensor] = field(default_factory=list)  # what a DirectRule made of the inputs
     open: bool = True
+    attached: bool = False  # whether blocks are to be differentiable in the network's inputs
 
     def keep(self, x: Tensor, output: Tensor, of: str = "") -> None:
         if self.open:
-            self.inputs.append(x.detach())
+            self.inputs.append(x if self.attached else x.detach())
+            if self.attached and not output.requires_grad:  # nothing differentiable goes in: weights have no graph
+                output.requires_grad_()
             self.outputs.append(output)
             self.maps.append(of)
 
@@ -163,12 +166,22 @@ class Formed(Inputs):
     arrangement: Arrangement
     form: Callable[[], list[Tensor]]
 
+    @property
+    def attached(self) -> bool:
+        return self._joined.requires_grad
+
     def tensor(self) -> Tensor:
         return with_bias(self.arrangement, self._joined)
 
     def columns(self) -> tuple[Tensor, bool]:
         alone = replace(self.arrangement, bias=None)
         return with_bias(alone, self._joined), self.arrangement.bias is not None
+
+    def split(self, n: int, step: int) -> list[Inputs]:
+        return [Formed(self.arrangement, lambda some=some: [some]) for some in self._joined.split(step)]  # type: ignore[misc]
+
+    def fresh(self) -> Formed:
+        return replace(self)
 
     def at(self, data: slice) -> Formed:
         return Formed(self.arrangement, lambda: [self._joined[data]])

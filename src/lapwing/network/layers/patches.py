@@ -51,6 +51,10 @@ class Patches(Inputs):
     form: Callable[[Tensor, int], Tensor]
     window: Window | None
 
+    @property
+    def attached(self) -> bool:
+        return any(x.requires_grad for x in self.calls)
+
     def tensor(self) -> Tensor:
         return with_bias(self.arrangement, joined([self.form(x, self.n) for x in self.calls]))
 
@@ -63,6 +67,12 @@ class Patches(Inputs):
         images = [len(x) // self.n for x in self.calls]
         some = tuple(x[start * m : stop * m] for x, m in zip(self.calls, images, strict=True))
         return replace(self, calls=some, n=stop - start)
+
+    def split(self, n: int, step: int) -> list[Inputs]:
+        images = [x.split(step * (len(x) // n)) for x in self.calls]
+        return [
+            replace(self, calls=some, n=len(some[0]) * n // len(self.calls[0])) for some in zip(*images, strict=True)
+        ]
 
     def kept(self) -> Inputs:
         return self._image() or super().kept()

@@ -143,6 +143,20 @@ def reverse_twice(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k
     return torch.stack(pushed).double()
 
 
+def attached(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
+    """The same out of an attached trace's own graph, and differentiable in its inputs."""
+    linearised, leaves = trace.linearised, list(trace.leaves.values())
+    u = torch.zeros_like(trace.f, requires_grad=True)
+    pulled = torch.autograd.grad(trace.f, leaves, u, create_graph=True, allow_unused=True)
+    pushed = []
+    for row in v:
+        tangents = linearised.tangents(row)
+        pairs = [(g, tangents[n]) for n, g in zip(trace.leaves, pulled, strict=True) if g is not None]
+        inner = sum(((g * t).sum() for g, t in pairs), (u * 0).sum())
+        pushed.append(torch.autograd.grad(inner, u, create_graph=True)[0])
+    return torch.stack(pushed).double()
+
+
 def by_rows(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
     """All rows of J, then the product: always right, K backward passes."""
     return trace.jacobian().mv(v).double()
