@@ -60,7 +60,7 @@ class Pass:
     @property
     def joined_at_most(self) -> int:
         """Small batches are put together up to so many data."""
-        return min(self.data_at_once, self.linearised.worth_a_pass)
+        return min(self.data_at_once, self.linearised.joined_batch_size)
 
     def add(self, accumulators: Sequence[Accumulator], trace: Trace, f: Float[Tensor, "n t c"], y: Tensor) -> None:
         """Add one piece to the accumulators of the parts: by its likelihood terms if it can be, else row by row."""

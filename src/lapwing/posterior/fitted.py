@@ -312,7 +312,7 @@ class Fitted:
         pulled back through the network for an output layer alone, whose rows are therefore cheap.
         """
         many = self.linearised.k > MANY_OUTPUTS and not self.linearised.only_last
-        return many and not self.weights.by_rows and isinstance(self.likelihood, Bernoulli | Categorical)
+        return many and not self.weights.jvp_by_rows and isinstance(self.likelihood, Bernoulli | Categorical)
 
     @property
     def usual_predictive(self) -> tuple[str, int]:

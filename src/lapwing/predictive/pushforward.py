@@ -49,7 +49,7 @@ class WeightGaussian:
     shift: Float[Tensor, " p"] | None = None  # μ − θ*; None: the mean is θ*
 
     @property
-    def by_rows(self) -> bool:
+    def jvp_by_rows(self) -> bool:
         """Whether only rows of J can be moved: every output has weights of its own, or rows come many at a time."""
         return self.precision.prefers_large_batches or not self.precision.has_weights
 
@@ -157,7 +157,7 @@ def linear_draws(weights: WeightGaussian, x: ModelInput, deviations: Float[Tenso
     By products with J where there are fewer draws than outputs, else by its rows.
     """
     P = weights.precision
-    if not weights.by_rows and len(deviations) < weights.linearised.k:
+    if not weights.jvp_by_rows and len(deviations) < weights.linearised.k:
         return torch.cat([moved[:1] + moved[1:] for moved in weights.moved(x, deviations)], dim=1)
 
     def move(J: Jacobian) -> Float[Tensor, "s n k"]:

@@ -96,15 +96,15 @@ class Block(ABC):
     @abstractmethod
     def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]: ...
 
-    def meets_as_factors(self, other: Block, D: GroupedDiagonal) -> bool:
+    def has_factored_cross(self, other: Block, D: GroupedDiagonal) -> bool:
         """Whether `cross` goes through small products; else entries are written out, few at a time."""
         return True
 
-    def written_in(self, scratch: Scratch) -> Float[Tensor, "nc k"]:
+    def dense_rows_in(self, scratch: Scratch) -> Float[Tensor, "nc k"]:
         """All entries of the rows in an order of the block's own, as they are kept; in this memory if they are new."""
         return torch.cat([part.flatten(0, 1) for part in self.parts()], dim=1)
 
-    def in_any_order(self) -> Block:
+    def in_fastest_order(self) -> Block:
         """The same entries in the order that is written out most quickly: one order for all data of a layer."""
         return self
 
@@ -112,7 +112,7 @@ class Block(ABC):
         """The same columns in the parameters' order, written out."""
         return self
 
-    def written_weights(self, D: GroupedDiagonal) -> Float[Tensor, " k"]:
+    def ordered_weights(self, D: GroupedDiagonal) -> Float[Tensor, " k"]:
         """D in that order."""
         return torch.cat([D.diagonal[s] for s in self.slices])
 

@@ -35,7 +35,7 @@ class DenseBlock(Block):
     def attached(self) -> bool:
         return self.values.requires_grad
 
-    def written_in(self, scratch: Scratch) -> Float[Tensor, "nc k"]:
+    def dense_rows_in(self, scratch: Scratch) -> Float[Tensor, "nc k"]:
         return self.values.flatten(0, 1)
 
     def parts(self) -> tuple[Float[Tensor, "n c k"], ...]:
@@ -53,7 +53,7 @@ class DenseBlock(Block):
     def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]:
         return (self.values**2 @ weights[self.where].to(self.values.dtype)).double()
 
-    def meets_as_factors(self, other: Block, D: GroupedDiagonal) -> bool:
+    def has_factored_cross(self, other: Block, D: GroupedDiagonal) -> bool:
         return False
 
     def cross(self, other: Block, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:

@@ -143,12 +143,12 @@ class FactorBlock(Block):
             return (self.g[:, :, 0].flatten(2) ** 2 @ self._squared_inputs_through(W)[:, :, None])[..., 0].double()
         return (self.matrices().flatten(2) ** 2 @ W.flatten()).double()
 
-    def meets_as_factors(self, other: Block, D: GroupedDiagonal) -> bool:
+    def has_factored_cross(self, other: Block, D: GroupedDiagonal) -> bool:
         other = other.plain()
         single = isinstance(other, FactorBlock) and self._single and other._single
         return single and self.arrangement.input_scales(D) is not None
 
-    def written_in(self, scratch: Scratch) -> Float[Tensor, "nc k"]:
+    def dense_rows_in(self, scratch: Scratch) -> Float[Tensor, "nc k"]:
         """As (q, o, i): no rearrangement."""
         n, c, r = self.g.shape[:3]
         return written_factors(self, n, c, r, self.arrangement, scratch)
@@ -159,13 +159,13 @@ class FactorBlock(Block):
         g = self.g[:, :, :, 0].permute(0, 1, 3, 2).reshape(n, c * o, r)
         torch.bmm(g, self.inputs.formed_in(scratch)[:, :, 0], out=out.view(n, c * o, -1))
 
-    def in_any_order(self) -> FactorBlock:
-        return replace(self, inputs=self.inputs.in_any_order())
+    def in_fastest_order(self) -> FactorBlock:
+        return replace(self, inputs=self.inputs.in_fastest_order())
 
     def entered(self) -> Block:
         return self if self.arrangement.joined is None else self._entered()
 
-    def written_weights(self, D: GroupedDiagonal) -> Float[Tensor, " k"]:
+    def ordered_weights(self, D: GroupedDiagonal) -> Float[Tensor, " k"]:
         return self.arrangement.matrices(D.diagonal).flatten()
 
     def cross(self, other: Block, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
@@ -291,7 +291,7 @@ class FactorBlock(Block):
     def _squared_products_of_weight(self, dtype: torch.dtype) -> Float[Tensor, "q o i"]:
         """Few data and outputs at a time, in one place, so that all of it stays in the processor's cache."""
         n, c, r, q, o = self.g.shape
-        inputs = (self.inputs if self.arrangement.bias is None else self.inputs.without_bias()).in_any_order()
+        inputs = (self.inputs if self.arrangement.bias is None else self.inputs.without_bias()).in_fastest_order()
         i = replace(self.arrangement, bias=None).i
         total = torch.zeros(q, o, i, dtype=dtype, device=self.device)
         width = max(1, min(o, _CACHED_FLOATS // max(1, i)))

@@ -57,7 +57,7 @@ class Inputs(ABC):
         """All columns but the last, which are ones."""
         return Given(self.tensor()[..., :-1])
 
-    def in_any_order(self) -> Inputs:
+    def in_fastest_order(self) -> Inputs:
         """The same columns in the order in which they are formed most quickly: one order for all data of a layer."""
         return self
 
@@ -142,7 +142,7 @@ class Images(Inputs):
     def without_bias(self) -> Images:
         return replace(self, ones=False)
 
-    def in_any_order(self) -> Images:
+    def in_fastest_order(self) -> Images:
         return replace(self, by_channel=False)  # rows of a patch are copied as they stand
 
     def order(self) -> Int[Tensor, " i"] | None:

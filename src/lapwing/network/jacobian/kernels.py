@@ -26,14 +26,14 @@ _ROWS, _COLUMNS = 512, 8192  # of one product; longer sums in float32 would lose
 Pair = tuple[Block, Block]
 
 
-class Products(Enum):
+class KernelDtype(Enum):
     """What products of entries are formed in."""
 
     DOUBLE = "float64"
     KEPT = "as the rows are kept, float32 at least"
 
     def dtype(self, *kept: torch.dtype) -> torch.dtype:
-        if self is Products.DOUBLE:
+        if self is KernelDtype.DOUBLE:
             return torch.float64
         found = torch.float32
         for dtype in kept:
@@ -42,13 +42,13 @@ class Products(Enum):
 
 
 def add_crossed_(
-    totals: Sequence[Float[Tensor, "_ _"]], pairs: Sequence[Pair], D: GroupedDiagonal, products: Products
+    totals: Sequence[Float[Tensor, "_ _"]], pairs: Sequence[Pair], D: GroupedDiagonal, products: KernelDtype
 ) -> None:
     """totals[c] ← totals[c] + J_c D J'_cᵀ of one layer, for several pairs of rows at once."""
     mine, theirs = pairs[0]
-    if isinstance(mine, FactorBlock) and all(m.meets_as_factors(t, D) for m, t in pairs):
+    if isinstance(mine, FactorBlock) and all(m.has_factored_cross(t, D) for m, t in pairs):
         _add_factored_(totals, pairs, D)
-    elif mine.meets_as_factors(theirs, D):
+    elif mine.has_factored_cross(theirs, D):
         for total, pair in zip(totals, pairs, strict=True):
             _add_some_at_a_time_(total, *pair, D)
     else:
@@ -61,10 +61,10 @@ def add_crossed_and_squared_(
     squares: Sequence[Float[Tensor, " m"]],
     pairs: Sequence[Pair],
     D: GroupedDiagonal,
-    products: Products,
+    products: KernelDtype,
 ) -> None:
     """The same of single rows, and squares[c] ← squares[c] + diag(J'_c D J'_cᵀ): what is written out serves both."""
-    if not pairs[0][0].meets_as_factors(pairs[0][1], D):
+    if not pairs[0][0].has_factored_cross(pairs[0][1], D):
         _add_all_written_(totals, squares, pairs, D, products)
         return
     add_crossed_(totals, pairs, D, products)
@@ -73,7 +73,11 @@ def add_crossed_and_squared_(
 
 
 def _add_all_written_(
-    totals: Sequence[Tensor], squares: Sequence[Tensor], pairs: Sequence[Pair], D: GroupedDiagonal, products: Products
+    totals: Sequence[Tensor],
+    squares: Sequence[Tensor],
+    pairs: Sequence[Pair],
+    D: GroupedDiagonal,
+    products: KernelDtype,
 ) -> None:
     scratch = Scratch(), Scratch()
     for total, square, pair in zip(totals, squares, pairs, strict=True):
@@ -119,7 +123,7 @@ def _add_written_(
     mine: Block,
     theirs: Block,
     D: GroupedDiagonal,
-    products: Products,
+    products: KernelDtype,
     scratch: tuple[Scratch, Scratch],
 ) -> None:
     for x, y, weights in _parts(mine, theirs, D):
@@ -128,13 +132,13 @@ def _add_written_(
         dtype = products.dtype(x.dtype, y.dtype)
         (n, m), step = (len(total) // x.c, total.shape[1] // y.c), _data_at_once(y)
         for column in range(0, m, step):
-            Y = y.data_at(slice(column, column + step)).written_in(scratch[1])
+            Y = y.data_at(slice(column, column + step)).dense_rows_in(scratch[1])
             if len(square):
                 square[column : column + len(Y)] += _squares(Y, weights)
             rows = range(0, column + 1, step) if x is y else range(0, n, min(step, _ROWS))
             for row in rows:
                 same = x is y and row == column
-                X = Y if same else x.data_at(slice(row, row + rows.step)).written_in(scratch[0])
+                X = Y if same else x.data_at(slice(row, row + rows.step)).dense_rows_in(scratch[0])
                 at = slice(row * x.c, row * x.c + len(X)), slice(column * y.c, column * y.c + len(Y))
                 total[at] += _product(X, Y, weights, dtype)
 
@@ -156,10 +160,10 @@ def _parts(mine: Block, theirs: Block, D: GroupedDiagonal) -> Iterator[tuple[Blo
         value = D.constant_on(where)
         x, y = (block.within(where) for block in (mine, theirs))
         assert x is not None and y is not None
-        quick = x.in_any_order(), y.in_any_order()
+        quick = x.in_fastest_order(), y.in_fastest_order()
         if value is not None and _by_channel(quick[0]) == _by_channel(quick[1]):
             x, y = quick
-        yield x, x if same else y, x.written_weights(D) if value is None else value
+        yield x, x if same else y, x.ordered_weights(D) if value is None else value
 
 
 def _by_channel(block: Block) -> bool:

@@ -13,13 +13,13 @@ from lapwing.linalg import mirror_, recomputed
 from lapwing.network.jacobian.block import Block, summed
 from lapwing.network.jacobian.dense import DenseBlock
 from lapwing.network.jacobian.factored import FactorBlock
-from lapwing.network.jacobian.kernels import Products, add_crossed_, add_crossed_and_squared_
+from lapwing.network.jacobian.kernels import KernelDtype, add_crossed_, add_crossed_and_squared_
 from lapwing.network.jacobian.output import OutputBlock
 from lapwing.network.jacobian.sparse import SparseBlock
 from lapwing.operators import Basis, GroupedDiagonal, Rows
 
 _WRITTEN_FLOATS = 1 << 24  # of rows written out a few at a time
-_ROUNDING = {Products.DOUBLE: 2.0**-53, Products.KEPT: 2.0**-24}
+_ROUNDING = {KernelDtype.DOUBLE: 2.0**-53, KernelDtype.KEPT: 2.0**-24}
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class Jacobian(Rows):
     c: int
     p: int
     device: torch.device
-    products: Products = Products.DOUBLE  # what those of `cross` and `own` are formed in
+    products: KernelDtype = KernelDtype.DOUBLE  # what those of `cross` and `own` are formed in
 
     @property
     def dtype(self) -> torch.dtype:
@@ -114,7 +114,7 @@ class Jacobian(Rows):
         cls, mine: Sequence[Rows], theirs: Sequence[Rows], D: GroupedDiagonal
     ) -> tuple[list[Float[Tensor, "nc md"]], list[Float[Tensor, "m d d"]]]:
         pairs, products = _paired(mine, theirs)
-        if products is Products.DOUBLE or any(J.blocks is K.blocks or K.c > 1 for J, K in pairs):
+        if products is KernelDtype.DOUBLE or any(J.blocks is K.blocks or K.c > 1 for J, K in pairs):
             return super().cross_and_own_each(mine, theirs, D)
         totals = [torch.zeros(J.n * J.c, K.n, dtype=torch.float64, device=J.device) for J, K in pairs]
         squares = [total.new_zeros(total.shape[1]) for total in totals]
@@ -124,7 +124,7 @@ class Jacobian(Rows):
 
     def quick(self) -> Jacobian:
         exact = all(block.dtype == torch.float64 for block in self.blocks)
-        return self if exact else replace(self, products=Products.KEPT)
+        return self if exact else replace(self, products=KernelDtype.KEPT)
 
     @property
     def rounding(self) -> float:
@@ -196,13 +196,13 @@ class Jacobian(Rows):
         return replace(self, blocks=tuple(block.outputs_at(rows) for block in self.blocks), c=len(rows))
 
 
-def _paired(mine: Sequence[Rows], theirs: Sequence[Rows]) -> tuple[list[tuple[Jacobian, Jacobian]], Products]:
+def _paired(mine: Sequence[Rows], theirs: Sequence[Rows]) -> tuple[list[tuple[Jacobian, Jacobian]], KernelDtype]:
     pairs = []
     for J, K in zip(mine, theirs, strict=True):
         assert isinstance(J, Jacobian) and isinstance(K, Jacobian)
         pairs.append((J, K))
-    kept = all(J.products is K.products is Products.KEPT for J, K in pairs)
-    return pairs, Products.KEPT if kept else Products.DOUBLE
+    kept = all(J.products is K.products is KernelDtype.KEPT for J, K in pairs)
+    return pairs, KernelDtype.KEPT if kept else KernelDtype.DOUBLE
 
 
 def _layers(pairs: Sequence[tuple[Jacobian, Jacobian]]) -> Iterator[tuple[tuple[Block, Block], ...]]:

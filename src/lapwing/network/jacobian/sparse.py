@@ -91,20 +91,20 @@ class SparseBlock(Block):
     def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]:
         return self.plain().quad_diagonal(weights)
 
-    def meets_as_factors(self, other: Block, D: GroupedDiagonal) -> bool:
+    def has_factored_cross(self, other: Block, D: GroupedDiagonal) -> bool:
         return False
 
     def cross(self, other: Block, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
         return self.plain().cross(other, D)
 
-    def written_in(self, scratch: Scratch) -> Float[Tensor, "nc k"]:
+    def dense_rows_in(self, scratch: Scratch) -> Float[Tensor, "nc k"]:
         return written_factors(self, len(self.values), self.c, self.r, self.arrangement, scratch)
 
-    def written_weights(self, D: GroupedDiagonal) -> Float[Tensor, " k"]:
+    def ordered_weights(self, D: GroupedDiagonal) -> Float[Tensor, " k"]:
         return self.arrangement.matrices(D.diagonal).flatten()
 
-    def in_any_order(self) -> SparseBlock:
-        return replace(self, inputs=self.inputs.in_any_order())
+    def in_fastest_order(self) -> SparseBlock:
+        return replace(self, inputs=self.inputs.in_fastest_order())
 
     def doubled(self) -> FactorBlock:
         return self.plain().doubled()

@@ -82,9 +82,9 @@ class Patches(Inputs):
         alone = replace(self, arrangement=replace(self.arrangement, bias=None))
         return alone if image is None else image.without_bias()
 
-    def in_any_order(self) -> Inputs:
+    def in_fastest_order(self) -> Inputs:
         image = self._image()
-        return self if image is None else image.in_any_order()
+        return self if image is None else image.in_fastest_order()
 
     def _image(self) -> Images | None:
         """The image itself, which is smaller than its patches, where there is one of each datum."""
