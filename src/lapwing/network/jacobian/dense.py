@@ -1,4 +1,4 @@
-"""Columns without factors: all their entries are kept."""
+"""A block of columns stored densely, for parameters without a layer rule."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lapwing.operators import GroupedDiagonal
 
 @dataclass(frozen=True, eq=False)
 class DenseBlock(Block):
-    """All entries of the columns of one parameter tensor."""
+    """The dense columns of one parameter tensor."""
 
     where: slice
     values: Float[Tensor, "n c k"]

@@ -47,7 +47,7 @@ def _total(table: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Screening:
-    """Result of one pass: EulerProducts products, candidate groups that span layers, and scales and shifts of the norms."""
+    """Euler products, candidate groups that span layers (`joint`), and scales and shifts of the norms."""
 
     euler: EulerProducts
     joint: tuple[frozenset[str], ...]
