@@ -56,6 +56,14 @@ def test_the_page_is_one_file_that_may_load_nothing():
     assert len(text) < 120_000
 
 
+def test_the_documentation_embeds_the_page():
+    """docs/playground.md is served as playground/index.html, beside the page."""
+    text = (ROOT / "docs" / "playground.md").read_text(encoding="utf-8")
+    targets = re.findall(r"""(?:src|href)="([^"]+\.html)\"""", text)
+    assert targets == [PAGE.name, PAGE.name]
+    assert re.search(r"<iframe[^>]*\btitle=\"[^\"]+\"", text)
+
+
 def _digest_in_page() -> str:
     found = re.search(r'<meta name="sources" content="([0-9a-f]{64})"', PAGE.read_text(encoding="utf-8"))
     assert found is not None

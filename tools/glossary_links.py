@@ -7,6 +7,7 @@ the first paragraph. Links that a page has already are kept, and nothing is chan
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -23,7 +24,7 @@ _PROTECTED = re.compile(
     r"|`+[^`\n]+`+"
     r"|<!--.*?-->"
     r"|<[^>\n]+>"
-    r"|!?\[(?:[^\[\]]|\[[^\]]*\])*\]\([^)]*\)",
+    r"|!?\[(?:[^\[\]]|\[[^\]]*\])*\]\((?:[^()\"]|\"[^\"]*\")*\)",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -55,8 +56,8 @@ def terms(glossary: str) -> list[Term]:
 
 def anchor(heading: str) -> str:
     """The id that mkdocs gives a heading of the glossary."""
-    words = re.sub(r"[^\w\s-]", "", heading.encode("ascii", "ignore").decode()).strip().lower()
-    return re.sub(r"[-\s]+", "-", words)
+    letters = unicodedata.normalize("NFKD", heading).encode("ascii", "ignore").decode()
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", letters).strip().lower())
 
 
 def link_first_uses(markdown: str, entries: list[Term], glossary: str) -> str:

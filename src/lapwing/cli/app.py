@@ -1,4 +1,4 @@
-"""The command line: arguments → the front door, records → terminal and files."""
+"""The commands: parse arguments, call the library, and show or save the records."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from lapwing.cli.show import show_bench, show_bench_row, show_demo, show_job, sh
 from lapwing.errors import InputError, LapwingError, MissingExtraError
 
 
-class InWords(TyperGroup):
-    """An error Lapwing raised on purpose is printed in words, without a traceback."""
+class PlainErrors(TyperGroup):
+    """Prints errors of Lapwing as a message without a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -32,7 +32,7 @@ class InWords(TyperGroup):
 
 app = typer.Typer(
     name="lapwing",
-    cls=InWords,
+    cls=PlainErrors,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -120,7 +120,8 @@ def bench(
     rows, path = [], out / "bench.json"
     for row in runner.run(workload):
         rows.append(row)
-        _save({"rows": runner.merged(_saved_rows(path), [row])}, path)  # what is measured stays, if the rest is stopped
+        # Save after every row, so that an interruption loses nothing.
+        _save({"rows": runner.merged(_saved_rows(path), [row])}, path)
         if not as_json:
             show_bench_row(row)
     if as_json:
@@ -196,13 +197,14 @@ def reproduce(
     again: Annotated[
         bool, typer.Option("--again", help="Fit and score again; kept networks are not retrained.")
     ] = False,
+    tier: Annotated[str | None, typer.Option(help="Of ct: quick, standard or faithful.")] = None,
     as_json: Json = False,
 ) -> None:
     """Run an experiment on real data and print its table; what is done already is not done again."""
     _need("demo", matplotlib="matplotlib", jinja2="jinja2", sklearn="scikit-learn", PIL="pillow")
     from lapwing.cli.reproduce import Asked, reproduced, show_study
 
-    record, page, path = reproduced(Asked(table, data, out, quick, seeds, again))
+    record, page, path = reproduced(Asked(table, data, out, quick, seeds, again, tier))
     if as_json:
         typer.echo(json.dumps(record))
     else:
@@ -210,7 +212,7 @@ def reproduce(
 
 
 def _need(extra: str, **packages: str) -> None:
-    """Refuse before any work starts: training for a minute and then missing a package is no way to treat people."""
+    """Raise before any work if a package is missing, rather than after a minute of training."""
     for module, package in packages.items():
         if find_spec(module) is None:
             raise MissingExtraError(package, extra)

@@ -1,4 +1,4 @@
-"""A posterior belongs to one network: names, shapes, dtypes and values of its tensors, and the modules around them."""
+"""Bind a posterior to its network: names, shapes, dtypes and hashes of its tensors, and the types of its modules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Described = dict[str, Any]  # a JSON object
 
 
 def described(network: Network) -> Described:
-    """What a network is known by."""
+    """The facts that identify a network, as JSON."""
     return {
         "tensors": {name: _tensor(name, tensor) for name, tensor in network.tensors.items()},
         "buffers": sorted(network.buffers),

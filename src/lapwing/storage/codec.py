@@ -1,13 +1,13 @@
-"""Values as JSON nodes and named tensors, and back. What is not in a closed table is neither written nor read.
+"""Encode values as JSON nodes and named tensors, and decode them. Only types in a closed table are written or read.
 
 None, true, 3, "word", 0.5     themselves; a float that is not finite is {"float": "inf"}
 tuple                          a list
 slice                          {"slice": [3, 7]}
-tensor                         {"tensor": name}, with "order" when its axes are laid out otherwise in memory
+tensor                         {"tensor": name}, with "order" if its axes have another order in memory
 random generator               {"generator": its state, a tensor}
-frozen value                   {"is": name in the table, "with": {field: node, …}}
+dataclass                      {"is": name in the table, "with": {field: node, …}}
 constant                       {"constant": name in the table}
-named values                   {"named": {name: node, …}}
+dictionary                     {"named": {name: node, …}}
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from lapwing.errors import StorageError, StructureError
 from lapwing.storage.container import can_hold
 from lapwing.storage.hints import conforms
 
-Node = Any  # what JSON can say
+Node = Any  # any JSON value
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One kind of value that may be in a file: a dataclass, whose own annotations say what its fields must be."""
+    """A type that files may hold: a dataclass, whose annotations define what its fields must be."""
 
     kind: type
-    prepared: Callable[[Any], Any] = lambda value: value  # without what is not to be written
-    check: Callable[[Any], None] = lambda value: None  # raises where fields do not go together
+    prepared: Callable[[Any], Any] = lambda value: value  # removes what must not be written
+    check: Callable[[Any], None] = lambda value: None  # raises if fields are inconsistent
     on_host: bool = False  # whether its tensors stay on the CPU
-    form: type | None = None  # the dataclass that `prepared` makes of it, where that is another
-    restored: Callable[[Any, torch.device], Any] = lambda value, device: value  # back from that form
+    form: type | None = None  # type of `prepared`'s result, if it is another
+    restored: Callable[[Any, torch.device], Any] = lambda value, device: value  # inverse of `prepared`
 
 
 @dataclass(frozen=True)
 class Table:
-    """The closed list of what can be written and read, by name."""
+    """The closed list of types and constants that can be written and read, by name."""
 
     entries: Mapping[str, Entry]
     constants: Mapping[str, Any] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Table:
 
 @dataclass(eq=False)
 class Encoder:
-    """Gathers the tensors of the values it is given; one that several values share is written once."""
+    """Encodes values and collects their tensors; a tensor shared by several values is written once."""
 
     table: Table
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -103,14 +103,14 @@ class Encoder:
         if not tensor.is_contiguous() and tensor.permute(order).is_contiguous():
             node["order"] = order
             tensor = tensor.permute(order)
-        self.tensors[path] = tensor  # copied, where it must be, when it is written: one at a time
-        self._known[key] = tensor, node  # kept alive, so that its address stays its own
+        self.tensors[path] = tensor  # not copied here; if necessary, one at a time when written
+        self._known[key] = tensor, node  # kept alive, so that its address is not reused
         return node
 
 
 @dataclass(eq=False)
 class Decoder:
-    """Reads nodes against the same table; every value is checked against its field's annotation."""
+    """Decodes nodes with the same table, and checks every value against the annotation of its field."""
 
     table: Table
     tensors: Mapping[str, Tensor]
@@ -133,7 +133,7 @@ class Decoder:
         }
         kind = kinds.get(frozenset(node))
         if kind is None:
-            raise StorageError(f"a node with the keys {sorted(node)!s:.80} means nothing.")
+            raise StorageError(f"unknown kind of node, with the keys {sorted(node)!s:.80}.")
         return kind(node, device)
 
     def check_all_used(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,10 +109,6 @@ class BatchLoss(nn.Module, ABC):
         tensors = dict(self.model.named_parameters())
         return [tensors[name] for name in self.layout.names]
 
-    def flat_means(self) -> Tensor:
-        like = self.number
-        return torch.cat([t.reshape(-1).to(like) for t in self.means()])
-
     # --- the loss of a batch ---------------------------------------------------------------------
 
     def forward(self, x: Any, y: Any = None) -> Scalar:
@@ -136,7 +133,7 @@ class BatchLoss(nn.Module, ABC):
                 f"n_data is {self.n_data}, but this batch alone has {x.n} data. n_data is the number of training data, "
                 "of all batches: the divergence from the prior is divided by it."
             )
-        with torch.enable_grad() if create_graph or self.twice else torch.no_grad():
+        with torch.enable_grad() if create_graph or self.twice else torch.no_grad(), self.one_variance():
             log_lik, penalty = self.terms(x, y, create_graph=create_graph)
             kl = self.kl() / self.n_data
         dtype = self.number.dtype
@@ -154,6 +151,10 @@ class BatchLoss(nn.Module, ABC):
     @abstractmethod
     def terms(self, x: ModelInput, y: Any, *, create_graph: bool) -> tuple[Tensor, Tensor]:
         """Σ log p(y | ·) and the penalty, over the batch."""
+
+    def one_variance(self) -> AbstractContextManager[None]:
+        """Where there are variances, they are worked out once for a batch."""
+        return nullcontext()
 
     @abstractmethod
     def kl(self) -> Scalar:

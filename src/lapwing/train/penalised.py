@@ -13,6 +13,7 @@ from lapwing.data import ModelInput
 from lapwing.likelihoods import Gaussian, Likelihood
 from lapwing.priors import GaussianPrior
 from lapwing.train.batch_loss import BatchLoss
+from lapwing.train.divergence import Divergence
 
 
 class PenalisedLikelihood(BatchLoss):
@@ -25,12 +26,8 @@ class PenalisedLikelihood(BatchLoss):
         super().__init__(model, likelihood, n_data, **options)
         self._write_prior()
 
-    precisions: Float[Tensor, " p"]
-    prior_mean: Tensor
-
     def _write_prior(self) -> None:
-        self.register_buffer("precisions", self.prior.P0.diagonal.detach().to(self.number), persistent=False)
-        self.register_buffer("prior_mean", self.prior.mean.to(self.number), persistent=False)
+        self.divergence = Divergence(self.prior, self.number)
 
     def set_prior(self, prior: GaussianPrior) -> None:
         """From the next step on."""
@@ -57,7 +54,7 @@ class PenalisedLikelihood(BatchLoss):
         return log_lik, torch.zeros_like(log_lik)
 
     def kl(self) -> Scalar:
-        return 0.5 * (self.precisions * (self.flat_means() - self.prior_mean).square()).sum()
+        return 0.5 * self.divergence.distance(self.means())
 
     def settled(self) -> Likelihood:
         """The likelihood at the noise there is, without a graph; what was to be estimated still is."""

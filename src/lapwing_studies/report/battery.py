@@ -99,8 +99,8 @@ def nll_table(record: BatteryRecord) -> Table:
         _over_seeds(record["n_seeds"]),
         ("task", "network", "training", *METHODS, "evidence alone"),
         tuple(_nll_row(task) for task in lines(record)),
-        "Bold is the best of its row. “Warned” means that diagnose() had a concern about the evidence: that it is not "
-        "to be trusted there, or only indicative.",
+        "Bold is the best of its row. “Warned” means that diagnose() had a concern about the evidence: that it is "
+        "unreliable there, or only indicative.",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import reduce
 
 import torch
 
@@ -25,24 +25,6 @@ class RowSizes:
     @classmethod
     def of(cls, blocks: Sequence[Block], p: int) -> RowSizes:
         return cls(sum(b.row_floats for b in blocks), p)
-
-
-class Scratch:
-    """A reusable buffer: allocating large tensors anew takes longer than the products written to them (page faults)."""
-
-    def __init__(self) -> None:
-        self._flat: Tensor | None = None
-
-    def matrix(self, n: int, k: int, like: Tensor) -> Float[Tensor, "n k"]:
-        if self._flat is None or self._flat.numel() < n * k or self._flat.dtype != like.dtype:
-            self._flat = None  # free the old buffer before the larger one is allocated
-            self._flat = torch.empty(n * k, dtype=like.dtype, device=like.device)
-        return self._flat[: n * k].view(n, k)
-
-    @cached_property
-    def beside(self) -> Scratch:
-        """A second buffer, for the factors of the matrix in the first."""
-        return Scratch()
 
 
 class Block(ABC):
@@ -102,8 +84,8 @@ class Block(ABC):
         """Whether `cross` uses the factors; otherwise it needs dense rows, formed a few at a time."""
         return True
 
-    def dense_rows_in(self, scratch: Scratch) -> Float[Tensor, "nc k"]:
-        """Dense rows in the stored dtype, in the block's own order of columns; in `scratch` if they must be formed."""
+    def dense_rows(self) -> Float[Tensor, "nc k"]:
+        """Dense rows in the stored dtype, in the block's own order of columns."""
         return torch.cat([part.flatten(0, 1) for part in self.parts()], dim=1)
 
     def in_fastest_order(self) -> Block:
@@ -115,7 +97,7 @@ class Block(ABC):
         return self
 
     def ordered_weights(self, D: GroupedDiagonal) -> Float[Tensor, " k"]:
-        """The diagonal of D in the column order of `dense_rows_in`."""
+        """The diagonal of D in the column order of `dense_rows`."""
         return torch.cat([D.diagonal[s] for s in self.slices])
 
     @abstractmethod

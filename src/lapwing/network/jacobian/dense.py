@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from lapwing._types import Float, Int, Tensor
-from lapwing.network.jacobian.block import Block, Scratch, picked
+from lapwing.network.jacobian.block import Block, picked
 from lapwing.operators import GroupedDiagonal
 
 
@@ -35,7 +35,7 @@ class DenseBlock(Block):
     def attached(self) -> bool:
         return self.values.requires_grad
 
-    def dense_rows_in(self, scratch: Scratch) -> Float[Tensor, "nc k"]:
+    def dense_rows(self) -> Float[Tensor, "nc k"]:
         return self.values.flatten(0, 1)
 
     def parts(self) -> tuple[Float[Tensor, "n c k"], ...]:

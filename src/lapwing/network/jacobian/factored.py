@@ -16,7 +16,7 @@ import torch
 
 from lapwing._types import Float, Int, Tensor
 from lapwing.linalg import GramSum, joined
-from lapwing.network.jacobian.block import Block, Scratch, padded, picked, summed
+from lapwing.network.jacobian.block import Block, padded, picked, summed
 from lapwing.network.jacobian.dense import DenseBlock
 from lapwing.network.jacobian.inputs import Given, Inputs
 from lapwing.operators import Arrangement, GroupedDiagonal
@@ -148,16 +148,16 @@ class FactorBlock(Block):
         single = isinstance(other, FactorBlock) and self._single and other._single
         return single and self.arrangement.input_scales(D) is not None
 
-    def dense_rows_in(self, scratch: Scratch) -> Float[Tensor, "nc k"]:
+    def dense_rows(self) -> Float[Tensor, "nc k"]:
         """In the order (q, o, i) of `matrices`."""
         n, c, r = self.g.shape[:3]
-        return written_factors(self, n, c, r, self.arrangement, scratch)
+        return dense_factored_rows(self, n, c, r, self.arrangement)
 
-    def write_(self, out: Float[Tensor, "nc k"], scratch: Scratch) -> None:
+    def write_(self, out: Float[Tensor, "nc k"]) -> None:
         """out ← Σ_t g_t a_tᵀ."""
         n, c, r, _, o = self.g.shape
         g = self.g[:, :, :, 0].permute(0, 1, 3, 2).reshape(n, c * o, r)
-        torch.bmm(g, self.inputs.formed_in(scratch)[:, :, 0], out=out.view(n, c * o, -1))
+        torch.bmm(g, self.inputs.tensor()[:, :, 0], out=out.view(n, c * o, -1))
 
     def in_fastest_order(self) -> FactorBlock:
         return replace(self, inputs=self.inputs.in_fastest_order())
@@ -334,11 +334,9 @@ class FactorBlock(Block):
         return torch.einsum("nqi,qoi->nqo", self.a[:, 0] ** 2, W).flatten(1)
 
 
-def written_factors(
-    block: Block, n: int, c: int, r: int, arrangement: Arrangement, scratch: Scratch
-) -> Float[Tensor, "nc k"]:
+def dense_factored_rows(block: Block, n: int, c: int, r: int, arrangement: Arrangement) -> Float[Tensor, "nc k"]:
     """Dense rows (n·c, k) of n data, computed a few data at a time so that patches and gradients stay in the cache."""
-    if arrangement.q > 1 or arrangement.weight is None or block.attached:  # autograd cannot use reused buffers
+    if arrangement.q > 1 or arrangement.weight is None or block.attached:  # autograd does not support `out=`
         plain = block.plain()
         assert isinstance(plain, FactorBlock)
         return plain.matrices().flatten(2).flatten(0, 1)
@@ -347,7 +345,7 @@ def written_factors(
     for start in range(0, n, step):
         some = block.data_at(slice(start, start + step)).plain()
         assert isinstance(some, FactorBlock)
-        written = scratch.matrix(n * c, arrangement.o * arrangement.i, some.g) if written is None else written
-        some.write_(written[start * c : (start + step) * c], scratch.beside)
+        written = some.g.new_empty(n * c, arrangement.o * arrangement.i) if written is None else written
+        some.write_(written[start * c : (start + step) * c])
     assert written is not None
     return written

@@ -10,7 +10,7 @@ import torch
 
 from lapwing._types import Float, Int, Tensor
 from lapwing.linalg import GramSum
-from lapwing.network.jacobian.block import Scratch, padded
+from lapwing.network.jacobian.block import padded
 
 
 class Inputs(ABC):
@@ -32,10 +32,6 @@ class Inputs(ABC):
     def columns(self) -> tuple[Float[Tensor, "n r q _"], bool]:
         """The inputs without the column of ones if it can be omitted, and whether it was."""
         return self.tensor(), False
-
-    def formed_in(self, scratch: Scratch) -> Float[Tensor, "n r q i"]:
-        """The same as `tensor`, in `scratch` if it must be formed."""
-        return self.tensor()
 
     @abstractmethod
     def at(self, data: slice) -> Inputs:
@@ -119,15 +115,6 @@ class Images(Inputs):
     def columns(self) -> tuple[Float[Tensor, "n r q _"], bool]:
         patches = self._patches()
         return patches.reshape(len(self.x), -1, 1, patches.shape[3:].numel()), self.ones
-
-    def formed_in(self, scratch: Scratch) -> Float[Tensor, "n r q i"]:
-        if self.ones:
-            return self.tensor()
-        patches = self._patches()
-        (n, down, across), i = patches.shape[:3], patches.shape[3:].numel()
-        buffer = scratch.matrix(n * down * across, i, self.x)
-        buffer.view(patches.shape).copy_(patches)
-        return buffer.view(n, down * across, 1, i)
 
     def at(self, data: slice) -> Images:
         return replace(self, x=self.x[data])

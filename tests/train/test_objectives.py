@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import lapwing as lw
 import oracle
-from lapwing.train.divergence import divergence
+from lapwing.train.divergence import Divergence
 
 DOUBLE = torch.float64
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
@@ -345,14 +345,24 @@ def test_variances_at_frozen_means_are_beta_over_prior_plus_fisher():
 
 
 def test_divergence_is_that_of_torch():
-    g = torch.Generator().manual_seed(0)
-    m, log_std, m0 = (torch.randn(9, generator=g, dtype=DOUBLE) for _ in range(3))
-    s = torch.rand(9, generator=g, dtype=DOUBLE) + 0.1
-    truth = kl_divergence(Normal(m, log_std.exp()), Normal(m0, s)).sum()
-    assert_close(divergence(m, log_std, m0, s), truth, rtol=1e-12, atol=0)
-    assert float(divergence(m0, s.log(), m0, s)) == pytest.approx(0, abs=1e-14)
-    m.requires_grad_(), log_std.requires_grad_()
-    assert torch.autograd.gradcheck(lambda a, b: divergence(a, b, m0, s), (m, log_std))
+    model, g = net(), torch.Generator().manual_seed(0)
+    means = list(model.parameters())
+    p = sum(mean.numel() for mean in means)
+    log_std, m0 = torch.randn(p, generator=g, dtype=DOUBLE), torch.randn(p, generator=g, dtype=DOUBLE)
+    s = torch.rand(4, generator=g, dtype=DOUBLE) + 0.1
+    prior = lw.prior(model, s**-2, groups="tensor", mean=m0)
+    divergence, std = Divergence(prior, m0), prior.P0.diagonal.rsqrt()
+
+    def ours(log_std: Tensor, *means: Tensor) -> Tensor:
+        return divergence(means, log_std, (2 * log_std).exp())
+
+    flat = oracle.theta(model)
+    truth = kl_divergence(Normal(flat, log_std.exp()), Normal(m0, std)).sum()
+    assert_close(ours(log_std, *means).detach(), truth, rtol=1e-12, atol=0)
+    log_std.requires_grad_()
+    assert torch.autograd.gradcheck(ours, (log_std, *means))
+    at_prior = [m.reshape(mean.shape) for m, mean in zip(m0.split([t.numel() for t in means]), means, strict=True)]
+    assert float(ours(std.log(), *at_prior)) == pytest.approx(0, abs=1e-13)
 
 
 def test_without_variances_it_is_map_with_weight_decay():
