@@ -102,7 +102,7 @@ class TrialRun:
     def _fit_piece(self, structure: Structure, rows_at_once: int, columns: int) -> Piece:
         """The pieces that `curvature.estimate` would use."""
         at_most = max(1, rows_at_once // (self.linearised.k if self.linearised.rest.names else 1))
-        together = joined_size(self.x.n, min(at_most, self.linearised.worth_a_pass))
+        together = joined_size(self.x.n, min(at_most, self.linearised.joined_batch_size))
         n = in_equal_parts(min(together, self.n_data or together), at_most)
         alone = structure.by_column and not self.linearised.rest.names
         return Piece(n, 1 if alone else min(columns, max(1, rows_at_once // n)))
