@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lapwing.app import app
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
+from lapwing.cli.app import app
 from lapwing.errors import InputError
 from lapwing_studies.report import battery as battery_report
 from lapwing_studies.report.study import markdown, write_study
