@@ -159,7 +159,7 @@ LIES: dict[str, tuple[Callable[[Header, dict[str, Any]], Any], str]] = {
     "an entry with more to say": (lambda h, d: put(first_tensor(h), "code", "1"), "is not dtype, shape"),
     "a tensor that is nobody's": (
         lambda h, d: put(h, "estimate.more", {"dtype": "U8", "shape": [0], "data_offsets": [_end(h), _end(h)]}),
-        "belongs to nothing",
+        "no value refers to",
     ),
     "a class by its name": (
         lambda h, d: put(d["posterior"], "structure", {"is": "os.system", "with": {}}),

@@ -79,6 +79,7 @@ def _ranked(named: Mapping[str, Posterior]) -> list[Rank]:
     """Ranks of comparable numbers, best first."""
     scores = {name: _score(p) for name, p in named.items()}
     top = max(scores.values(), default=0.0)
+    # Relative to the best model, as evidences themselves underflow.
     total = sum(exp(score - top) for score in scores.values())
     ranks = [
         Rank(

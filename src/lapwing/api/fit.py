@@ -49,7 +49,7 @@ from lapwing.subnetwork import Candidates, Selector
 
 
 class _Unset(float):
-    """A default value that can be told from the same number given by the user."""
+    """A default value that can be distinguished from the same number given by the user."""
 
 
 _DEFAULT_PRECISION = _Unset(1.0)
@@ -92,6 +92,7 @@ def fit(
     chosen, kind = words.structure(structure), words.fisher(fisher, distributed.rank_generator(seeded(generator)))
     words.check_repeatable(chosen, kind)
     scale, selector = positive_scale("likelihood_scale", likelihood_scale), words.selector(params, generator)
+    # The smallest budget of all ranks: they must choose the same structure.
     budget = min(distributed.gathered(parse_memory(memory)))
     if selector is None:
         layout_choice = words.layout_choice(params)
@@ -99,6 +100,7 @@ def fit(
         refuse_factors_of_a_selection(chosen)
     with random_state_kept():
         batches = _named(data, Columns.of(inputs, targets))
+        # A resumed run must see the same batches in the same order.
         batches = batches if checkpoint is None else in_order(batches)
         order = _Request(model, likelihood, batches, prior, kind, scale, budget, progress, isinstance(prior, _Unset))
         if selector is not None:
@@ -176,6 +178,7 @@ class _Prepared:
 
     @property
     def needs(self) -> Needs:
+        # An estimate: the last batch may be smaller, and some loaders have no length.
         n_data = sum(distributed.gathered(len(self.order.batches))) * self.x.n or None
         n_parts = _n_parts(self.linearised, self.family)
         return Needs(ModelSummary(self.linearised, self.x), n_parts, self.order.budget, self.prior.P0, n_data)
@@ -186,8 +189,8 @@ class _Prepared:
     def with_fisher_for(self, taken: Choice) -> tuple[_Prepared, Choice]:
         """Resolve fisher="auto" for the structure, and add the reason to that of the structure."""
         fisher, why = settled(self.order.fisher, taken.structure, self.needs)
-        told = replace(taken, why=f"{taken.why}; {why}") if why else taken
-        return replace(self, order=replace(self.order, fisher=fisher)), told
+        explained = replace(taken, why=f"{taken.why}; {why}") if why else taken
+        return replace(self, order=replace(self.order, fisher=fisher)), explained
 
     def estimate(self, taken: Choice, generator: torch.Generator, options: _CheckpointOptions) -> Estimate:
         order, batches, fisher = self.order, self.order.batches, self.fisher
@@ -212,6 +215,7 @@ class _Prepared:
 
     def posterior(self, taken: Choice, estimate: Estimate) -> Posterior:
         family, structure = self.family, taken.structure
+        # Estimating the noise needs the residuals of all data, so it comes after the pass.
         if isinstance(family, Gaussian) and family.noise_std is None:
             family = family.estimate(estimate.statistics.likelihood)
         return Posterior(

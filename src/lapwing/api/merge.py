@@ -29,6 +29,7 @@ def merge(posteriors: Sequence[Posterior]) -> Posterior:
     joined = first.with_estimate(first.estimate.joined([other.estimate for other in others]))
     likelihood = _likelihood(first, others, joined.estimate.statistics.likelihood)
     chunk_floats = min(p.chunk_floats for p in (first, *others))
+    # A tuning history is kept only if all posteriors share it.
     same_path = all(other.history == first.history for other in others)
     untuned = all(p.untuned for p in (first, *others))
     history = first.history if same_path else ()

@@ -49,11 +49,13 @@ def _warn_of_probabilities(linearised: Linearised, family: Likelihood, sites: Si
 
 
 def _sum_to_one(f: Float[Tensor, "n t c"]) -> bool:
+    # In half precision, sums of probabilities deviate from 1 by more than 1e-4.
     tolerance = max(1e-4, 4 * torch.finfo(f.dtype).eps)
     return bool((f >= 0).all()) and bool(((f.double().sum(-1) - 1).abs() <= tolerance).all())
 
 
 def _between_zero_and_one(f: Float[Tensor, "n t c"]) -> bool:
+    # Constant outputs, such as those of a zero-initialised head, say nothing about a sigmoid.
     varied = len(f) >= _ROWS[0] and bool((f != f.reshape(-1)[0]).any())
     return varied and bool(((f >= 0) & (f <= 1)).all())
 

@@ -91,6 +91,7 @@ def canonical(argument: str, word: Any) -> Any:
     """The library's own word for a synonym; anything else unchanged."""
     if not isinstance(word, str) or argument not in SYNONYMS:
         return word
+    # Tolerate case, hyphens and spaces.
     plain, synonyms = word.lower().replace("-", "_").replace(" ", "_"), SYNONYMS[argument]
     return synonyms.get(plain, plain if plain in known(argument) else word)
 

@@ -57,6 +57,7 @@ def _ranked_again(
     held: Float[Tensor, "n k"], new: Float[Tensor, "b k"], weights: Sequence[float], two_sided: Sequence[bool]
 ) -> Float[Tensor, " b"]:
     of_held, of_new = held.new_zeros(len(new), len(held)), held.new_zeros(len(new))
+    # zip ends with `weights`, before the last score, which is treated separately below.
     for s, t, w, both in zip(held.T, new.T, weights, two_sided, strict=False):
         ranks = [_ranks(s, t)] + ([_ranks(-s, -t)] if both else [])
         for total, r in zip((of_held, of_new), zip(*ranks, strict=True), strict=True):

@@ -67,6 +67,7 @@ class DiagonalAccumulator(Accumulator):
             # Layers collect all columns of these data first: one product (Σ_c g²) (a²)ᵀ then serves all columns.
             if isinstance(block, FactorBlock):
                 layers.setdefault(number, _LayerSquares(block)).add(block)
+            # Only the rows of tokens that occur are touched; the table may be far larger than the data.
             elif isinstance(block, EmbeddingBlock):
                 block.add_squares_(self.entries[block.where])
             else:
@@ -78,6 +79,7 @@ class DiagonalAccumulator(Accumulator):
         self.layers.add(terms.block.arrangement, diagonals, squares, ones=ones)
 
     def result(self) -> Curvature:
+        # Flush the rows that the layers have collected but not yet multiplied.
         self.layers.finish()
         return DiagonalCurvature(self.entries)
 

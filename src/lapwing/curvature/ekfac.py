@@ -104,6 +104,7 @@ def _shared_bases(parts: Sequence[Curvature]) -> dict[int, Basis]:
     """Eigenbases of the sum of the parts. One basis for all parts keeps Σ_g c_g H_g diagonal in it for any c."""
     first, *rest = parts
     assert isinstance(first, BlockDiagonalCurvature)
+    # Equal noise levels: they may still change, but the basis is computed once.
     ones = torch.ones(len(parts), dtype=torch.float64)
     whole = first.mixed(rest, ones) if rest else first  # type: ignore[arg-type]
     decompose_together(whole.blocks)

@@ -73,6 +73,7 @@ def estimate(
     summed = structure.summed or structure
     rows_at_once = max(1, chunk_floats // summed.row_floats(linearised.sizes))
     P0 = GroupedDiagonal.identity(linearised.layout.p, linearised.network.device) if P0 is None else P0
+    # A fixed seed by default: the same data points are selected in every fit.
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     sweep = Pass(linearised, likelihood, sites, fisher, rows_at_once, summed, generator, P0, outputs)
     work = structure.prepared(sweep, data)
@@ -113,6 +114,7 @@ class PassState:
         self.statistics.restore(state["statistics"])
         self.sweep.fisher.restore(state["fisher"])
         if self.factory is not None and not self.accumulators:
+            # A rank may have stopped before its first batch, with no accumulators yet.
             self.accumulators = self._empty(self.factory, len(state["sums"]))
         for accumulator, kept_ in zip(self.accumulators, state["sums"], strict=True):
             accumulator.restore(kept_)
@@ -128,6 +130,7 @@ def run_passes(sums: PassState, work: PassPlan, checkpoint: PassCheckpoint = NO_
     # Whether each rank's checkpoint is from after its first pass: ranks may have been stopped at different times.
     further = distributed.gathered(found is not None and found["parts"] is not None)
     if found is not None and found["parts"] is not None:
+        # The checkpoint is from the second pass: the first one is complete.
         parts, left = list(found["parts"]), found
     else:
         _run_pass(sums, sums.add, work.data, checkpoint, found, None)

@@ -117,10 +117,11 @@ class Sampled(Fisher):
 
     def parts(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[Float[Tensor, "n t c m"]]:
         draws = [self.drawing.drawn(likelihood, f, y, self.generator) for _ in range(self.n_draws)]
+        # 1/√n in the columns is the mean over n draws in S Sᵀ.
         return [torch.stack(part, dim=-1) / self.n_draws**0.5 for part in zip(*draws, strict=True)]
 
     def curvatures(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[OutputCurvature] | None:
-        # With several sites a row is the sum over sites: the curvature of one term cannot be told from it.
+        # With several sites a row is the sum over sites: the curvature of one term cannot be recovered from it.
         return [Columns(part) for part in self.parts(likelihood, f, y)] if f.shape[1] == 1 else None
 
     def scales(self, likelihood: Likelihood) -> Float[Tensor, " g"]:
@@ -130,6 +131,7 @@ class Sampled(Fisher):
         return {"generator": self.generator}
 
     def restore(self, state: State) -> None:
+        # Set the state instead of replacing the generator: the caller may hold it as well.
         self.generator.set_state(state["generator"].get_state())
 
 

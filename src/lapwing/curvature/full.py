@@ -98,6 +98,7 @@ class DenseAccumulator(Accumulator):
 
     def add(self, pieces: Iterable[Jacobian]) -> None:
         for rows in pieces:
+            # Rows that may be the result are stored in compressed form; those about to be added to H are not.
             self.pieces.append(rows if self.H is not None else rows.kept())
             self.n_pending += rows.n * rows.c
             # N·C < P: the rows are the smaller side, and small Gram matrices replace the P × P one.

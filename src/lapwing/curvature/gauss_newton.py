@@ -44,6 +44,7 @@ class GaussNewton:
             torch.zeros(n, self.p, dtype=torch.float64, device=device),
             distributed.rank_generator(generator),
         )
+        # closing: an exception must free the trace of the current piece at once.
         with closing(self.jacobian.pieces()) as pieces:
             for piece in pieces:
                 piece.add_vjp_(total, self.drawn(piece, n, scales, generator))

@@ -89,6 +89,7 @@ class GP(Structure):
                 'there is none. Use coupling="full".'
             )
 
+    # The prior defines the kernel, so an explicit or default prior is a modelling choice here.
     states_prior = True
 
     @property
@@ -133,6 +134,7 @@ class GP(Structure):
 
     @property
     def described(self) -> str:
+        # Merging and comparing posteriors must tell these variants apart.
         what = [] if self.n_points is None else [f"{self.n_points} points", self.method]
         what += [] if self.coupling == "full" else [f"{self.coupling} outputs"]
         return f"gp ({', '.join(what)})" if what else "gp"

@@ -155,6 +155,7 @@ class _LayerAccumulator(Accumulator):
 
     def _factor_sum(self, arrangement: Arrangement) -> _FactorAccumulator:
         start = arrangement.slices[0].start
+        # The module's name, for error messages about its prior.
         name = next(n for n in self.layout.names if self.layout[n].start <= start < self.layout[n].stop)
         return _FactorAccumulator(self.structure, owner(name) or name, arrangement, self.device)
 
@@ -215,6 +216,7 @@ class _FactorAccumulator:
             B = self.B.result()
         elif self.B.empty:
             Lambda = self.Lambda.result()
+            # The closed form is float64; large factors are stored in float32, like those of other layers.
             B = Lambda.to(stored_dtype(len(Lambda[0]), A.dtype))
         # The layer was used as the output layer for some of the data, and through the network for others.
         else:

@@ -77,6 +77,7 @@ class LowRank(Structure):
         network = H.jacobian.linearised.network
         generator = torch.Generator().manual_seed(self.seed)
         n = min(self.rank + self.oversample, H.p)
+        # Drawn on the CPU, so that every device starts from the same vectors.
         start = torch.randn(n, H.p, generator=generator, dtype=torch.float64).to(network.device)
         pairs = leading_eigenpairs(
             lambda v: H.mv(v, scales),
@@ -88,6 +89,7 @@ class LowRank(Structure):
         )
         if not pairs.converged:
             warn(_not_converged(pairs, self))
+        # The Gram matrix of rows √θ xᵀ is Σ θ x xᵀ.
         return LowRankCurvature.of(DenseRows(pairs.values.sqrt()[:, None] * pairs.vectors))
 
 

@@ -74,6 +74,7 @@ class MatrixFree(Structure):
     def from_products(self, H: GaussNewton, n_parts: int, first_pass: Sequence[Curvature]) -> list[Curvature]:
         source = _Streamed(H, n_parts)
         if self.preconditioner is None:
+            # H = 0 as preconditioner: its precision is the prior alone.
             nothing = torch.zeros(H.p, dtype=torch.float64, device=source.device)
             first_pass = [DiagonalCurvature(nothing)] * n_parts
         elif self.preconditioner.by_products:
@@ -139,6 +140,7 @@ class _Streamed(MatrixProducts):
     def diagonals(self) -> Float[Tensor, "g p"]:
         return self._diagonals
 
+    # Cached: it takes a pass over the data.
     @cached_property
     def _diagonals(self) -> Float[Tensor, "g p"]:
         """diag H_g (g, p) for each part, exact, by one more pass over the data."""

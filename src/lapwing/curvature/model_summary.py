@@ -132,6 +132,7 @@ class ModelSummary:
 
     @cached_property
     def blocks(self) -> tuple[ParameterBlock, ...]:
+        # One datum is enough: shapes and treatments do not depend on the data.
         with self.linearised.trace(self.x.rows(slice(0, 1))) as trace:
             rows = trace.rows(torch.ones_like(trace.f)[..., None])
             return tuple(ParameterBlock.of(block) for block in rows.blocks)

@@ -60,6 +60,7 @@ class OutputGram:
         self.diagonal += output_curvature.diagonals().reshape(-1, self.c).double().sum(0)
         rows = output_curvature.rows()
         if len(rows):
+            # Positive and negative rows have separate Gram sums, since a Gram matrix has one sign.
             if output_curvature.sign not in self.grams:
                 self.grams[output_curvature.sign] = GramSum(1, self.c, self.device, exact=True)
             self.grams[output_curvature.sign].add(rows[:, None])
@@ -79,5 +80,6 @@ class OutputGram:
         B = signed[0] if signed else torch.zeros(1, self.c, self.c, dtype=torch.float64, device=self.device)
         for more in signed[1:]:
             B += more
+        # Replace the diagonal of the rows' Gram matrix by the one summed separately.
         B[0].diagonal().copy_(self.diagonal)
         return B

@@ -43,6 +43,7 @@ class Pass:
     ) -> Generator[tuple[Trace, Tensor, Tensor], None, None]:
         """(trace, f, y) for successive pieces of the batches. A trace is valid until the next piece is requested."""
         for number, (batch, targets) in enumerate(data, done):
+            # A large batch of the user is cut, so that its rows fit into the budget.
             step = in_equal_parts(batch.n, self.data_at_once)
             for start in range(0, batch.n, step):
                 some = slice(start, start + step)
@@ -60,7 +61,7 @@ class Pass:
     @property
     def joined_at_most(self) -> int:
         """Small batches are joined up to this many data."""
-        return min(self.data_at_once, self.linearised.worth_a_pass)
+        return min(self.data_at_once, self.linearised.joined_batch_size)
 
     def add(self, accumulators: Sequence[Accumulator], trace: Trace, f: Float[Tensor, "n t c"], y: Tensor) -> None:
         """Add one piece to the accumulators of the parts: in closed form for an output layer alone, else as rows."""

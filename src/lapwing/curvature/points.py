@@ -92,6 +92,7 @@ def choose_points(sweep: Pass, data: Source, n_points: int, criterion: Criterion
     for x, y in data():
         n_seen += x.n
         kept.append((x, y, keys(x, y)))
+        # After every batch at most n_points data remain in memory.
         kept = _taken(kept, _smallest(_all_keys(kept), n_points))
     # Every rank has its own best; the best of all are among them.
     everyone = distributed.gathered(_all_keys(kept))
@@ -106,6 +107,7 @@ def _all_keys(kept: list[tuple[ModelInput, Tensor, Tensor]]) -> Float[Tensor, " 
 
 def _smallest(keys: Float[Tensor, " n"], n_points: int) -> Bool[Tensor, " n"]:
     taken = torch.zeros(len(keys), dtype=torch.bool)
+    # Stable, so that ties are resolved by the order of the data.
     taken[keys.argsort(stable=True)[:n_points]] = True
     return taken
 

@@ -41,6 +41,7 @@ def over_ranks(parts: Sequence[Curvature], before: Sequence[Curvature] = ()) -> 
         others = distributed.broadcast(frame, holders[0])
         frame = frame or others
     flat = [H if own else None for H in leaves(frame)]
+    # All ranks must agree: a rank without data has no rows of its own to count.
     as_matrix = _too_many_rows([_n_rows(H) for H in flat], [H.p for H in leaves(frame)])
     shared = [_as_matrix(H) if dense else H for H, dense in zip(leaves(frame), as_matrix, strict=True)]
     # The order of collectives must be the same on all ranks: all sums first, then all rows.

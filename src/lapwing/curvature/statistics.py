@@ -31,6 +31,7 @@ class FitStatistics:
         if own is not None and not distributed.is_distributed():
             return own
         n = None if own is None else own.likelihood.new_tensor(float(own.n))
+        # n travels as a float64 with the other sums; it is exact up to 2⁵³.
         sums = distributed.sums(None if own is None or n is None else [n, own.likelihood, own.gradients])
         return cls(int(sums[0]), *sums[1:])
 

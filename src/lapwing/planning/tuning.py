@@ -39,9 +39,11 @@ def tuning_of(structure: Structure, fisher: Fisher, likelihood: Likelihood, need
     vectors = 8 * 8 * p  # bytes of a mode search: the mode, its gradient, directions and their products
     if structure.exact and isinstance(likelihood, Gaussian) and isinstance(fisher, Exact):
         side = min(rows, p) if rows else p
-        return Tuning("the mode is a closed form of the curvature, which is factorised anew", 0.0, 0.0, 40 * side**2)
+        return Tuning(
+            "the mode has a closed form, which takes a factorisation of the curvature", 0.0, 0.0, 40 * side**2
+        )
     if n and is_stored(rows, p, min(MOST_STORED, free), most_work(n)):
         side = min(rows, p)
         kept = 8 * (2 * rows * p + 4 * side**2) + vectors
-        return Tuning(f"the Jacobian of all data is kept, and a {side:,} × {side:,} matrix factorised", k, k, kept)
-    return Tuning("the mode is looked for by products with the Jacobian", DEFAULT_PASSES, 0.0, vectors)
+        return Tuning(f"the Jacobian of all data is stored, and a {side:,} × {side:,} matrix factorised", k, k, kept)
+    return Tuning("the mode is computed by products with the Jacobian", DEFAULT_PASSES, 0.0, vectors)

@@ -40,6 +40,7 @@ class Finding:
 
         Without a `remedy` it has been applied already, and a large gradient is no concern.
         """
+        # Relative to the two terms, which cancel at a mode; 1e-300 avoids 0/0.
         far = total > 0.1 * (data + prior + 1e-300)
         concern = far and bool(remedy)
         advice = f"The weights are not at a mode of this prior and likelihood. {remedy}" if far else _CLOSE
@@ -162,6 +163,7 @@ class Finding:
 
     @staticmethod
     def of_condition(number: float) -> Finding:
+        # float64 has 16 digits, of which solves lose log₁₀ of the condition number.
         concern = number > 1e13
         advice = "Raise the prior precision: digits are being lost." if concern else ""
         return Finding("condition number of the precision, at most", f"{number:.3g}", concern, advice)
@@ -192,7 +194,7 @@ class Finding:
         if words:
             value = f"{words}; of those taken, {without_curvature:,} have no curvature"
             concern = without_curvature > 0.1 * k
-            advice = "Fewer weights, or another score, would say as much." if concern else ""
+            advice = "Fewer weights, or another score, would give the same result." if concern else ""
             yield Finding("subnetwork", value, concern, advice)
 
     @staticmethod

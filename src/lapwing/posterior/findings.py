@@ -55,6 +55,7 @@ def findings(posterior: Fitted) -> Iterator[Finding]:
         yield Finding.of_training_check(*training_check(posterior, *seen), validated)
     yield from Finding.of_found_groups(prior.group_names, prior.reasons)
     low, high = float(prior.precisions.min()), float(prior.precisions.max())
+    # An upper bound of the condition number of H + P₀: (‖H‖ + max δ) / min δ.
     yield Finding.of_condition((float(posterior.curvature.norm()) + high) / low)
     yield from Finding.of_groups(prior.group_names, prior.precisions.detach(), *posterior.precision_bounds())
     yield from Finding.of_unused([name for name in layout.names if not bool(bends[layout[name]].any())])

@@ -92,6 +92,7 @@ def exact_hessian(posterior: Posterior, data: Any, *, progress: bool | None = No
 def _of_batch(posterior: Posterior, x: ModelInput, y: Tensor) -> Float[Tensor, "p p"]:
     layout = posterior.layout
     inferred = slice(None) if layout.selection is None else layout.selection
+    # Fused attention kernels have no second derivative.
     with posterior.linearised.network.plain_attention(), posterior.linearised.graph(x) as trace:
         leaves = list(trace.leaves.values())
         loss = -posterior.likelihood_scale * posterior.likelihood.log_prob(posterior.sites.split(trace.f), y).sum()

@@ -14,9 +14,9 @@ from lapwing._types import Float, Tensor
 from lapwing.data import ModelInput, as_inputs
 from lapwing.errors import InputError, StructureError, located
 from lapwing.linear_model import in_data_order
-from lapwing.posterior.fitted import FUNCTION_PAIRS, Fitted
+from lapwing.posterior.fitted import Fitted
 from lapwing.posterior.trained import N_DRAWS
-from lapwing.predictive import Frame, Prediction
+from lapwing.predictive import FUNCTION_PAIRS, Frame, Prediction
 from lapwing.predictive.link_rules import DEFAULT, as_link
 from lapwing.runtime.arguments import choose, counted, seeded
 from lapwing.runtime.free_memory import give_back
@@ -71,10 +71,12 @@ def _by_pieces(
             floats = n_draws * at_x.linearised.k
             step = max(1, min(posterior.chunk_floats // 4, _FLOATS_OF_DRAWS) // floats)
             for piece in [x] if step >= x.n else [x.rows(slice(i, i + step)) for i in range(0, x.n, step)]:
+                # Every piece gets the same random numbers, so that results do not depend on batching.
                 frame.generator.set_state(state)
                 parts.append(of_piece(at_x, piece))
                 sizes.append(piece.n)
                 passed += piece.n * floats
+                # The allocator keeps freed blocks; over many pieces they fragment, and memory grows.
                 if passed > _FLOATS_PASSED:
                     give_back()
                     passed = 0

@@ -165,6 +165,7 @@ class Posterior(Fitted):
         self.check_unrefined("updated")
         self.structure.check_more_data()
         batches = self.batches(more_data, "more_data")
+        # More data may have longer sequences than those of the fit.
         longer = self.covering(batches)
         return longer.with_estimate(self.estimate.joined([longer._estimated(batches, progress)]))
 
@@ -191,6 +192,7 @@ class Posterior(Fitted):
         left = self.estimate.without(less)
         if isinstance(self.likelihood, Gaussian):
             sse, _ = left.statistics.likelihood.chunk(2)
+            # Slightly negative sums are rounding.
             if bool((sse < -1e-9 * self.estimate.statistics.likelihood.chunk(2)[0]).any()):
                 raise NumericalError(
                     "downdated: the squared errors left over would be negative, so these data were not all among those "

@@ -28,6 +28,7 @@ def concatenated(parts: Sequence[Any], sizes: Sequence[int]) -> Prediction:
     if not others:
         return first
     shapes = {_datum_shape(part) for part in parts}
+    # Sequences of different lengths can be padded; other shapes cannot be joined.
     if len(shapes) > 1:
         if isinstance(first, ClassPrediction) and all(len(shape) == 2 for shape in shapes):
             return _of_different_lengths(parts, sizes)

@@ -86,6 +86,7 @@ def _(likelihood: Gaussian, gaussian: SiteGaussian, frame: Frame) -> Prediction:
     # The noise enters after the root: cov may be singular, or far larger than the noise.
     total_std = (epistemic + noise_var).sqrt()
     root = links.noisy_root(gaussian.cov, noise_var)
+    # No validation: the factor is triangular with a positive diagonal by construction.
     joint = td.MultivariateNormal(gaussian.mean, scale_tril=root, validate_args=False)
 
     def log_density(y: Any) -> Tensor:
@@ -155,6 +156,7 @@ def _normal_mixture(
 @from_gaussian.register
 def _(likelihood: Poisson, gaussian: SiteGaussian, frame: Frame) -> Prediction:
     """E[y] = e^{m + v/2}, Var[y] = E[y] + (e^v − 1) e^{2m + v}; Gauss–Hermite over the log rate for the mixture."""
+    # Enough for a mixture object; log densities are integrated on panels, also at large variances.
     nodes, weights = links.gauss_hermite(32)
     std = safe_sqrt(gaussian.cov.diagonal(dim1=-2, dim2=-1))
     f = gaussian.mean + std * nodes.to(std).reshape(-1, 1, 1, 1)

@@ -24,6 +24,7 @@ def _bisected(means: Float[Tensor, "s ..."], stds: Float[Tensor, "s ..."], level
     z = torch.special.ndtri(torch.tensor(level, dtype=means.dtype))
     ends = means + z * stds  # the mixture's quantile lies between those of its components
     low, high = ends.amin(0), ends.amax(0)
+    # 60 halvings exhaust the digits of float64.
     for _ in range(60):
         middle = (low + high) / 2
         below = torch.special.ndtr((middle - means) / stds).mean(0) < level
@@ -42,6 +43,7 @@ def poisson_mixture_quantile(
         return (w * torch.special.gammaincc(k + 1, rates)).sum(0)
 
     low = torch.full_like(rates[0], -1.0)
+    # 20 standard deviations above the largest rate the probability left is negligible.
     high = torch.ceil(rates.amax(0) + 20 * rates.amax(0).sqrt() + 20)
     for _ in range(64):  # invariant: cdf(low) < level ≤ cdf(high)
         middle = torch.floor((low + high) / 2)

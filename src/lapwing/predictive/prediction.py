@@ -128,6 +128,7 @@ class ClassPrediction(Prediction):
     @cached_property
     def entropy(self) -> Tensor:
         """H(p̄), in nats."""
+        # entr(0) = 0, where p · log p would be NaN.
         return torch.special.entr(self.log_probs.exp()).sum(-1).clamp(min=0)  # p may round to slightly more than 1
 
     @cached_property

@@ -86,6 +86,7 @@ class FunctionFactor(Factor):
     def _L(self) -> Float[Tensor, "mk mk"]:
         m, c, k = self.S.shape
         B = torch.einsum("mck,mcb->mkb", self.S, self._KS.reshape(m, c, m * k)).reshape(m * k, m * k)
+        # The eigenvalues of B are at least 1, so this fails only if the kernel itself is lost in rounding.
         L, info = torch.linalg.cholesky_ex(B + torch.eye(m * k, dtype=B.dtype, device=B.device))
         if int(info):
             raise NumericalError(

@@ -195,6 +195,7 @@ def trapezoidal(axes: int, spread: float, *, coarsest: float, finest: float) -> 
     n = min(_MOST_NODES[axes], 1 + ceil(2 * _REACH / spacing))
     nodes = torch.linspace(-_REACH, _REACH, n, dtype=torch.float64)
     z = torch.cartesian_prod(*[nodes] * axes).reshape(-1, axes)
+    # Weights are normalised to sum to one, so that constants are integrated exactly.
     return z, torch.softmax(-0.5 * z.square().sum(-1), 0)
 
 

@@ -174,6 +174,7 @@ def _described(
         path.append(log_lik - 0.5 * float((problem.prior.precisions * problem.prior.scatter(at.theta)).sum()))
         from_data, prior_gradient = problem.gradient(at.theta, at.statistics)
         gradients.append(float((from_data - prior_gradient).abs().max()))
+    # Streamed data are only counted by now; stored data were counted when they were read.
     if not problem.design.precise:
         check_number(end.statistics.n, n)
     expansion = replace(end, outputs=None, statistics=replace(end.statistics, n=n))

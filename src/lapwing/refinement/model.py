@@ -52,7 +52,7 @@ class LinearModel:
     def rows(self) -> Float[Tensor, "mc p"]:
         return self.J.reshape(-1, self.p)
 
-    # --- outputs and what the likelihood says of them, κ included -----------------------------------
+    # --- outputs and likelihood, κ included ----------------------------------------------------------
 
     def outputs(self, theta: Float[Tensor, " p"]) -> Float[Tensor, "m c"]:
         return self.f + self.jvp(theta - self.theta)
@@ -142,6 +142,7 @@ def _in_place(posterior: Posterior, source: Source) -> tuple[Tensor, Tensor, Ten
     linearised, n = posterior.linearised, posterior.n_data
     k, p, device = linearised.k, linearised.layout.p, linearised.network.device
     f = torch.empty(n, k, dtype=torch.float64, device=device)
+    # Filled in place: a list of batches and its concatenation would take twice the memory.
     J = torch.empty(n, k, p, dtype=torch.float64, device=device)
     targets, seen = [], 0
     for outputs, rows, y in _batches(posterior, source):

@@ -78,6 +78,7 @@ def mode_in_weights(model: LinearModel, tolerance: Tolerance = TIGHT) -> Mode:
             break
         theta = theta + t * step
         path.append(value(theta))
+    # Values of Ψ no longer resolve a step, but gradients do: take one more full step.
     if tolerance.improvable(g, prior_gradient):
         theta = theta + dense_precision(model, model.hessian_root(h)).solve(g)
     return Mode(theta, tuple(path), converged)

@@ -108,6 +108,7 @@ def ascend(problem: VariationalProblem, start: GaussianIterate, ascent: Ascent) 
             return AscentResult(at, tuple(path), largest, converged, len(path) - 1)
         new = problem.moved(at, g, rho)
         gain = new.bound.total - at.bound.total
+        # A decrease within rounding error of the bound is neither a gain nor a loss.
         unsure = -_ROUNDING * (1 + abs(at.bound.total)) <= gain < 0
         if _distance(new, problem.gradient(new)) < _distance(at, g) if unsure else gain >= 0:
             at, rho = new, min(ascent.longest, 1.5 * rho)

@@ -23,13 +23,15 @@ def replace_file(path: Path, fill: Callable[[IO[bytes]], None]) -> None:
         with open(temporary, "wb") as file:
             fill(file)
             file.flush()
+            # Data must be on disk before the rename, or a crash could leave an empty file under the final name.
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
         _removed(temporary)
         raise StorageError(
-            f"{path} could not be written ({error.strerror or error}); what stood there is as it was."
+            f"{path} could not be written ({error.strerror or error}); an existing file is unchanged."
         ) from error
+    # Also for KeyboardInterrupt: leave no temporary file behind.
     except BaseException:
         _removed(temporary)
         raise

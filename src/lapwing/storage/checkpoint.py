@@ -178,6 +178,7 @@ class Checkpoint(PassCheckpoint):
     def observe(self, number: int, pair: tuple[ModelInput, Tensor]) -> None:
         self._seen = _digest(self._seen if number else "", pair)
         done, digest = self._expected
+        # All batches of the earlier run have been seen again: now their hashes must agree.
         if number + 1 == done and self._seen != digest:
             raise StorageError(
                 f"{self.path}: the first {done} batches are not those that the unfinished fit has seen. Give the same "
@@ -226,7 +227,7 @@ class Checkpoint(PassCheckpoint):
             content = container.read(file, os.fstat(file.fileno()).st_size)
         document = strictly_parsed(content.document, "the document")
         if not isinstance(document, dict) or document.keys() != {"bound_to", "state"}:
-            raise StorageError("it is no unfinished work.")
+            raise StorageError("it is not a checkpoint.")
         self._check(document["bound_to"])
         decoder = Decoder(progress_table(), content.tensors)
         state = decoder.decode(document["state"], self.device)

@@ -64,6 +64,7 @@ class Encoder:
         if value is None or isinstance(value, bool | int | str):
             return value
         if isinstance(value, float):
+            # x − x is NaN for infinities and NaN, which JSON does not have.
             return value if value - value == 0 else {"float": str(value)}
         if isinstance(value, Tensor):
             return self._tensor(value, path)
@@ -93,6 +94,7 @@ class Encoder:
     def _tensor(self, tensor: Tensor, path: str) -> Node:
         tensor = tensor.detach()
         key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device)
+        # All empty tensors have address 0, so they cannot be distinguished by it.
         if tensor.numel() and key in self._known:
             return self._known[key][1]
         if not can_hold(tensor.dtype):
@@ -131,6 +133,7 @@ class Decoder:
             frozenset({"named"}): self._named,
             frozenset({"is", "with"}): self._object,
         }
+        # The exact set of keys decides: unknown keys are an error, not ignored.
         kind = kinds.get(frozenset(node))
         if kind is None:
             raise StorageError(f"unknown kind of node, with the keys {sorted(node)!s:.80}.")
@@ -139,7 +142,7 @@ class Decoder:
     def check_all_used(self) -> None:
         unused = sorted(set(self.tensors) - self.used)
         if unused:
-            raise StorageError(f"tensor '{unused[0]:.80}' belongs to nothing.")
+            raise StorageError(f"no value refers to tensor '{unused[0]:.80}'.")
 
     def _float(self, node: Node, device: torch.device) -> float:
         if node["float"] not in ("inf", "-inf", "nan"):
@@ -183,10 +186,10 @@ class Decoder:
         kind = entry.form or entry.kind
         stated = {f.name: f for f in _stated(kind)}
         if not isinstance(given, dict) or not given.keys() <= stated.keys():
-            raise StorageError(f"'{name}' is described by what it does not have: {sorted(given)!s:.80}.")
+            raise StorageError(f"'{name}' has unknown fields: {sorted(given)!s:.80}.")
         missing = [f for f in stated.values() if f.name not in given and f.default is MISSING]
         if missing:
-            raise StorageError(f"'{name}' is described without its {missing[0].name}.")
+            raise StorageError(f"'{name}' lacks its field {missing[0].name}.")
         device = torch.device("cpu") if entry.on_host else device
         values = {field_: self.decode(item, device) for field_, item in given.items()}
         hints = get_type_hints(kind)

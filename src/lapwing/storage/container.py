@@ -69,11 +69,12 @@ def read(file: IO[bytes], size: int) -> Content:
         raise StorageError("the list of hashes does not name the tensors of the file.")
     tensors = {}
     for name, dtype, shape, n_bytes in places:
+        # n_bytes was checked against the size of the file, so a forged header cannot exhaust memory.
         content = bytearray(n_bytes)
         if file.readinto(content) != n_bytes:  # type: ignore[attr-defined]
             raise StorageError(f"the file ends inside tensor '{name}'.")
         if hashlib.sha256(content).hexdigest() != digests[name]:
-            raise StorageError(f"tensor '{name}' has changed since it was written: its SHA-256 is another.")
+            raise StorageError(f"tensor '{name}' has changed since it was written: its SHA-256 does not match.")
         tensors[name] = _tensor(content, dtype, shape)
     return Content(metadata["document"], tensors)
 
@@ -110,13 +111,14 @@ def _header(content: Content) -> bytes:
     text = json.dumps({"__metadata__": metadata, **entries}).encode()
     text += b" " * (-len(text) % 8)  # safetensors: data start at a multiple of 8 bytes
     mark = b'"header_sha256": "'
+    # The hash of the header was computed with zeros in its place; fill it in.
     return text.replace(mark + _NO_DIGEST.encode(), mark + hashlib.sha256(text).hexdigest().encode(), 1)
 
 
 def _read_header(file: IO[bytes], size: int) -> tuple[dict[str, Any], int]:
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or not 2 <= length <= size - 8:
-        raise StorageError(f"its {size} bytes are not a header and what the header announces.")
+        raise StorageError(f"its {size} bytes do not contain a complete header.")
     text = file.read(length)
     header = strictly_parsed(text, "the header")
     if not isinstance(header, dict):
@@ -125,7 +127,7 @@ def _read_header(file: IO[bytes], size: int) -> tuple[dict[str, Any], int]:
     digest = str(header["__metadata__"].get("header_sha256")).encode()
     blank = text.replace(b'"' + digest + b'"', b'"' + _NO_DIGEST.encode() + b'"')
     if len(digest) != len(_NO_DIGEST) or hashlib.sha256(blank).hexdigest().encode() != digest:
-        raise StorageError("the header has changed since it was written: its SHA-256 is another.")
+        raise StorageError("the header has changed since it was written: its SHA-256 does not match.")
     return header, 8 + length
 
 

@@ -31,6 +31,7 @@ def conforms(value: Any, hint: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
+    # jaxtyping annotations check dtype and shape in isinstance.
     return isinstance(value, hint)
 
 

@@ -130,7 +130,9 @@ def _guarded(content: container.Content, network: Network, likelihood: Likelihoo
     except LapwingError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RecursionError, RuntimeError, TypeError, ValueError) as error:
-        raise StorageError(f"it describes no posterior ({type(error).__name__}: {error!s:.200}).") from error
+        raise StorageError(
+            f"it does not describe a valid posterior ({type(error).__name__}: {error!s:.200})."
+        ) from error
 
 
 def decoded(content: container.Content, network: Network, likelihood: Likelihood | None) -> Any:
@@ -154,7 +156,7 @@ def _fields(nodes: Node, decoder: Decoder, device: torch.device) -> dict[str, An
     hints = get_type_hints(Posterior)
     known = {f.name for f in fields(Posterior)} - _NOT_WRITTEN
     if not isinstance(nodes, dict) or not nodes.keys() <= known:
-        raise StorageError("the posterior is described by what it does not have.")
+        raise StorageError("the posterior has unknown fields.")
     values = {name: decoder.decode(node, _HOST if name in _ON_HOST else device) for name, node in nodes.items()}
     for name, value in values.items():
         if name != "likelihood" and not conforms(value, hints[name]):
@@ -206,11 +208,11 @@ class _Shortcuts:
     def decoded(cls, nodes: Node, decoder: Decoder) -> _Shortcuts:
         hints = get_type_hints(cls)
         if not isinstance(nodes, dict) or {*nodes, "shared", "traits", "ragged"} != hints.keys():
-            raise StorageError("how the network is linearised is described otherwise.")
+            raise StorageError("the fields of the linearised network are not the expected ones.")
         values = {name: decoder.decode(node, _HOST) for name, node in nodes.items()}
         wrong = [name for name, value in values.items() if not conforms(value, hints[name])]
         if wrong or values["images"] not in _MEMORY_FORMATS:
-            raise StorageError(f"how the network is linearised has a strange {(wrong or ['images'])[0]}.")
+            raise StorageError(f"the linearised network has an invalid {(wrong or ['images'])[0]}.")
         return cls(**values)
 
     def on(self, network: Network) -> Linearised:

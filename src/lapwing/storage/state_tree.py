@@ -27,6 +27,7 @@ def as_nodes(value: Any, where: str = "state") -> Any:
         return float(value)
     if isinstance(value, Mapping):
         kind = "counter" if isinstance(value, Counter) else "ordered" if isinstance(value, OrderedDict) else "dict"
+        # The default factory is a function, which a file cannot hold.
         if isinstance(value, defaultdict):
             kind = "dict"
         return {kind: [[as_nodes(k, where), as_nodes(v, f"{where}.{k}")] for k, v in value.items()]}

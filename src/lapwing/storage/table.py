@@ -49,7 +49,7 @@ def _require(condition: bool, what: str) -> None:
         raise StorageError(f"the file describes {what}.")
 
 
-# --- what is not written ----------------------------------------------------------------------------
+# --- reduced before writing ----------------------------------------------------------------------------
 
 
 def _without_datum_rows(H: LowRankCurvature) -> LowRankCurvature:

@@ -38,6 +38,7 @@ class Candidates:
     def curvature(self) -> Float[Tensor, " p"]:
         """diag H (p,): one pass over the data."""
         found, likelihood = self._diagonal(self.fisher), self.likelihood
+        # The fit that follows will estimate the noise; selection needs it now, and has the residuals.
         if isinstance(likelihood, Gaussian) and likelihood.noise_std is None:
             likelihood = likelihood.estimate(found.statistics.likelihood)
         scales = self.likelihood_scale * self.fisher.scales(likelihood)

@@ -39,6 +39,7 @@ class JacobianScaling(PriorScaling):
     """s = Σ_{d ∈ S} ‖J_d‖²/δ_d / Σ_d ‖J_d‖²/δ_d: keeps the mean prior variance of the outputs on the data."""
 
     def factor(self, candidates: Candidates, indices: Int[Tensor, " k"]) -> float:
+        # An empty subnetwork has no output variance to restore.
         if not len(indices):
             return 1.0
         shares = candidates.squared_jacobian / candidates.prior.P0.diagonal.detach()

@@ -60,6 +60,7 @@ class Selector:
             return indices, f"{len(indices):,} of {p:,} weights, by hand"
         k = p if self.k is None else self.k
         dead = self.score.dead(candidates)
+        # Sorted by position, as layouts require; the rank itself is not needed any more.
         chosen = ranked(self.score.of(candidates), dead)[:k].sort().values
         words = f"{k:,} of {p:,} weights with {self.score.words}"
         if dead is not None:
@@ -87,6 +88,7 @@ def explicit_indices(indices: Any, p: int) -> Int[Tensor, " k"]:
         return given.nonzero()[:, 0]
     if len(given) and (given.is_floating_point() or given.is_complex()):
         raise InputTypeError(f"indices: expected whole numbers or a mask, got dtype {given.dtype}.")
+    # unique() sorts, and shows duplicates by a smaller count.
     positions = given.long().unique()
     if len(positions) < len(given):
         raise InputError(f"indices: {len(given) - len(positions)} of the {len(given)} positions are named twice.")

@@ -84,11 +84,14 @@ def _train_epoch(
 ) -> None:
     linearised, sites = candidates.linearised, candidates.sites
     for x, y in candidates.data():
+        # Trained weights are passed as arguments; those of the user's model are not modified.
         with linearised.network.borrowed() as network:
             f = sites.split(linearised.flat(network(linearised.network.placed(x), weights), x.n))
+            # The mean loss, for which learning rates and weight decay are usually given.
             loss = -likelihood.log_prob(f, y).mean()
             gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
         for w, g in zip(weights.values(), gradients, strict=True):
+            # SGD with weight decay does not accept sparse gradients (embeddings).
             w.grad = g.to_dense() if g is not None and g.is_sparse else g
         optimiser.step()
 

@@ -1,4 +1,4 @@
-"""How much work a study does."""
+"""Sizes of a study."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Effort:
-    """Caps on rows and training epochs, the number of seeds, and a name under which results are kept."""
+    """Limits on rows and training epochs, the number of seeds, and the name under which results are stored."""
 
     name: str
     n_train: int
