@@ -56,7 +56,7 @@ class Block(ABC):
 
     @property
     def attached(self) -> bool:
-        """Whether the entries are differentiable in the network's inputs."""
+        """Whether the entries have an autograd graph to the network's inputs."""
         return False
 
     @property
