@@ -63,6 +63,7 @@ def _paired(x: ModelInput, y: Any) -> ModelInput:
     first = y[0] if isinstance(y, tuple) and y else y
     if not isinstance(first, Tensor) or first.ndim == 0 or first.shape[0] == x.n:
         return x
+    # `as_input` took n from the first argument. It may be an unbatched table; the targets know the batch size.
     n = first.shape[0]
     if any(isinstance(v, Tensor) and v.ndim > 0 and v.shape[0] == n for _, v in x.leaves()):
         return replace(x, n=n, shared=frozenset())

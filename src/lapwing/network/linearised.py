@@ -69,6 +69,7 @@ class Linearised:
     @property
     def theta(self) -> Float[Tensor, " p"]:
         """θ*, float64. For a large network it is recomputed on each access, to save memory."""
+        # Two properties, as cached_property has no condition: small networks cache, large ones recompute.
         return self._theta if self.layout.p <= MOST_DOUBLE else self._raveled()
 
     @cached_property
@@ -135,6 +136,7 @@ class Linearised:
             if self.only_last and not x.attached:
                 with torch.no_grad():
                     trace = own._trace(placed)
+            # Without `last`, these data do not leave the network through the output layer: trace again with a graph.
             yield own._trace(placed) if trace is None or trace.last is None else trace
 
     @contextmanager

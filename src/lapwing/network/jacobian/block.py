@@ -171,6 +171,7 @@ def padded(tensor: Tensor, r: int, axis: int) -> Tensor:
     missing = r - tensor.shape[axis]
     if not missing:
         return tensor
+
     shape = list(tensor.shape)
     shape[axis] = missing
     return torch.cat([tensor, tensor.new_zeros(shape)], dim=axis)

@@ -38,6 +38,7 @@ def captured_blocks(
     calls: Mapping[str, Calls], layout: ParamLayout, f: Tensor, cotangents: Tensor
 ) -> dict[str, list[Block]]:
     """Blocks for every recorded module: one backward pass per column of the cotangents (n, K, c)."""
+    # Checked for every batch: a mixture of experts may route all of the first data through a layer, but not later ones.
     for path, record in calls.items():
         _check_divided(path, record, len(f))
     outputs = [output for record in calls.values() for output in record.outputs]
