@@ -78,7 +78,7 @@ def brute_mode(kind: str, model: nn.Module, x: Tensor, y: Tensor, delta: Tensor,
 def modes(posterior: lw.Posterior, x: Tensor, y: Tensor, most_floats: int = 1 << 30) -> Tensor:
     source = lambda: encoded_batches(
         in_fixed_order(posterior.source), posterior.likelihood, posterior.sites, progress=False
-    )  # noqa: E731
+    )
     data = design(posterior.linearised, source, n=len(x), most_floats=most_floats)
     return find_mode(posterior, data, PRECISE).theta
 

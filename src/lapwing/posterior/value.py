@@ -24,6 +24,7 @@ from lapwing.posterior.described import in_short
 from lapwing.posterior.diagnosis import Diagnosis
 from lapwing.posterior.findings import findings
 from lapwing.posterior.fitted import Fitted
+from lapwing.posterior.influence import Influence, influence
 from lapwing.posterior.predicting import predicted
 from lapwing.posterior.sampling import copy_deviations
 from lapwing.posterior.views import FunctionDraws, JointOutputs, Outputs
@@ -70,6 +71,15 @@ class Posterior(Fitted):
             )
         eye = torch.eye(self.layout.p, dtype=torch.float64, device=self.linearised.network.device)
         return self.precision.solve(eye).to(self.dtype)
+
+    @plain_tensors()
+    def influence(self, train: Any, test: Any = None, *, progress: bool | None = None) -> Influence:
+        """Which of these data hold predictions up: what leaving each of them out would change, in closed form.
+
+        `test`: inputs of one batch, or (inputs, targets), which adds the change of their log likelihood. Without it,
+        each datum's effect on its own prediction: mislabelled ones stand out in `log_lik`.
+        """
+        return influence(self, train, test, progress)
 
     # --- the Gaussian over outputs, and predictions ----------------------------------------------
 
@@ -286,6 +296,7 @@ _PUBLIC = {
     "effective_dimension",
     "evidence",
     "functions",
+    "influence",
     "history",
     "joint_outputs",
     "layout",
