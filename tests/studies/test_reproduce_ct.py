@@ -114,3 +114,16 @@ def test_tiers_are_checked(words: list[str]) -> None:
 def test_every_tier_has_its_settings() -> None:
     assert len(ct.TIERS["full"].settings) == 8 and ct.TIERS["faithful"].n_images == 50
     assert all(setting in ct.PUBLISHED for tier in ct.TIERS.values() for setting in tier.settings)
+
+
+def test_the_benchmark_of_images_is_well_formed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cases run on a small scan; no clock is asserted about."""
+    from lapwing_studies.bench import imaging
+
+    small = imaging.scanned(12, 4, 3)
+    monkeypatch.setattr(imaging, "scanned", lambda n, angles, steps: small)
+    for name in ("evidence-again", "samples"):
+        row = imaging.measure(name)
+        assert row["ratio"] is not None and row["ratio"] > 0 and row["goal"] == imaging.CASES[name].goal
+        json.dumps(row, allow_nan=False)
+    assert [row["case"] for row in imaging.merged([row], [{**row, "note": "again"}])] == ["samples"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from math import sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import matplotlib
 import numpy as np
@@ -224,7 +224,7 @@ def _shown(run: CtRun) -> list[tuple[str, np.ndarray, tuple[float, float] | None
 def _image(ax: Axes, values: np.ndarray, title: str, limits: tuple[float, float] | None) -> None:
     low, high = limits or (float(values.min()), float(values.max()))
     colours = "viridis" if title in ("absolute error", "standard deviation") else "gray"
-    aspect = "auto" if title == "measurements" else "equal"
+    aspect: Literal["auto", "equal"] = "auto" if title == "measurements" else "equal"
     ax.imshow(values, vmin=low, vmax=high, cmap=colours, interpolation="nearest", aspect=aspect)
     ax.set(xticks=[], yticks=[])
     ax.grid(visible=False)
@@ -233,7 +233,7 @@ def _image(ax: Axes, values: np.ndarray, title: str, limits: tuple[float, float]
 
 
 def _pairs(runs: Sequence[CtRun]) -> tuple[np.ndarray, np.ndarray]:
-    truth, mean, std = (np.concatenate([np.ravel(r["images"][k]) for r in runs]) for k in ("truth", "mean", "std"))  # type: ignore[literal-required]
+    truth, mean, std = (np.concatenate([np.ravel(r["images"][k]) for r in runs]) for k in ("truth", "mean", "std"))
     return truth - mean, std
 
 

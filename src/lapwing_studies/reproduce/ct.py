@@ -87,7 +87,8 @@ class CtRecord(TypedDict):
 def run(study: Study) -> CtRecord:
     tier = TIERS[study.effort.name]
     jobs = [CtJob(study.folder, tier, i, *setting) for setting in tier.settings for i in range(tier.n_images)]
-    return CtRecord(study="ct", effort=study.effort.name, tier=json.loads(json.dumps(asdict(tier))), runs=done(study, jobs))
+    described = json.loads(json.dumps(asdict(tier)))
+    return CtRecord(study="ct", effort=study.effort.name, tier=described, runs=done(study, jobs))
 
 
 @dataclass(frozen=True)
