@@ -39,13 +39,15 @@ class ImagingCase:
     rounds: float = 20.0  # seconds of measuring
 
 
-def scanned(n: int, angles: int, steps: int) -> lw.imaging.Reconstruction:
-    """A slice with fine structure from so many angles, 5 % noise; the default network, briefly trained."""
+def scanned(n: int, angles: int, steps: int, channels: int | None = None) -> lw.imaging.Reconstruction:
+    """A slice with fine structure from so many angles, 5 % noise; a network that is briefly trained."""
     A, truth = lw.imaging.radon(n, angles), walnut_like(n)
     clean = A(truth)
     noise = torch.randn(clean.shape, dtype=clean.dtype, generator=torch.Generator().manual_seed(0))
     sigma = float(0.05 * clean.abs().mean())
-    return lw.imaging.reconstruct(A, clean + sigma * noise, noise_std=sigma, steps=steps, lr=2e-3, progress=False)
+    network = None if channels is None else lw.imaging.UNet(channels, 5)
+    options: dict[str, Any] = {"noise_std": sigma, "steps": steps, "lr": 2e-3, "progress": False}
+    return lw.imaging.reconstruct(A, clean + sigma * noise, network=network, **options)
 
 
 def training_step(r: lw.imaging.Reconstruction) -> Callable[[], None]:
@@ -90,7 +92,7 @@ def _posterior() -> Timed:
 
 
 def _large() -> Timed:
-    r = scanned(128, 40, 400)
+    r = scanned(128, 40, 300, channels=8)
     effort = lw.imaging.Effort(n_samples=64, rtol=1e-2, rank=60)
     options: dict[str, Any] = {"mode": "network", "memory": "4GB", "effort": effort, "progress": False}
     return Timed(lambda: lw.imaging.posterior(r, **options).std, training_step(r))
@@ -105,7 +107,9 @@ CASES = {
     "evidence-again": ImagingCase("CT", "the evidence at other hyperparameters", 2, _again, MIB),
     "samples": ImagingCase("CT", "1,000 samples", 200, _samples, MIB),
     "posterior": ImagingCase("CT", "posterior, hyperparameters by the evidence and TV-PredCP", None, _posterior, MIB),
-    "large": ImagingCase("CT-128", "posterior and 64 samples, matrix-free", None, _large, LARGE_MIB, rounds=0.0),
+    "large": ImagingCase(
+        "CT-128", "posterior and 64 samples, matrix-free, 8 channels", None, _large, LARGE_MIB, rounds=0.0
+    ),
 }
 
 
