@@ -106,3 +106,13 @@ def test_every_error_has_a_row():
     page = (DOCS / "errors.md").read_text("utf-8")
     errors = [name for name in lw.__all__ if name.endswith("Error") and name != "LapwingError"]
     assert errors and [name for name in errors if f"| `lw.{name}` |" not in page] == []
+
+
+def test_studies_that_the_pages_name_exist():
+    from lapwing.cli.reproduce import TableName
+
+    pages = [*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"]
+    named = {
+        name for page in pages for name in re.findall(r"lapwing reproduce\s+([a-z][\w-]+)", page.read_text("utf-8"))
+    }
+    assert named and named - {table.value for table in TableName} - {"and"} == set()

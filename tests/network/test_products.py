@@ -61,7 +61,7 @@ def test_one_forward_pass_gives_both_products(case) -> None:
     source = data_jacobian(truth, by_datum=True)
     data = design(source.linearised, source.source, n=n, most_floats=0)
     found, back, start = [], torch.zeros_like(v), 0
-    for piece, q in data.along(v):
+    for piece, q in data.with_jvp(v):
         found.append(q)
         piece.add_vjp_(back, u[start : start + len(q)])
         start += len(q)

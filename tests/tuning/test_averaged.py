@@ -1,4 +1,4 @@
-"""Curvature averaged over what the posterior holds possible: its matrix, when `tune` takes it, what it is good for."""
+"""Curvature averaged over the posterior of the outputs: its matrix, when `tune` uses it, and its effect."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_what_sees_one_process_is_refused_in_several(solver: Any, monkeypatch: p
     model, data = regression()
     posterior = lw.fit(model, data, "regression", structure="diag")
     front = import_module("lapwing.api.tune")
-    monkeypatch.setattr(front.distributed, "many", lambda: True)
+    monkeypatch.setattr(front.distributed, "is_distributed", lambda: True)
     with pytest.raises(lw.StructureError, match=f"{type(solver).__name__}.* one process"):
         front._Choice(True, front._curvature("network"), False).check_em(posterior, lw.EM(solver=solver), None)
 
@@ -174,7 +174,7 @@ def test_known_products_save_a_pass(monkeypatch: pytest.MonkeyPatch):
     em, posterior, _ = by_products()
     before = em.started(seeded(0)).solved
     moved = posterior.with_prior(posterior.prior.with_precisions(2 * posterior.prior.precisions))
-    system = System(moved.prior.P0, moved.part_scales, em.solver.near(moved))
+    system = System(moved.prior.P0, moved.part_scales, em.solver.preconditioner(moved))
     found, passes = [], []
     for products in (None, before.products):
         counted: list[int] = []

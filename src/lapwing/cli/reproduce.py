@@ -1,4 +1,4 @@
-"""`lapwing reproduce`: a study by name → its record, page and tables in the output folder."""
+"""`lapwing reproduce`: run a study by name, and write its record, page and tables."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Asked:
 
 
 def reproduced(asked: Asked) -> tuple[Any, StudyPage, Path]:
-    """Run what is not done yet; write record.json, report.html, picture.png and tables.md under the output folder."""
+    """Run what has not been run; write record.json, report.html, picture.png and tables.md to the output folder."""
     from lapwing_studies.report.study import markdown, write_study
 
     run, report = _study_and_report(asked.table)
@@ -79,7 +79,7 @@ def reproduced(asked: Asked) -> tuple[Any, StudyPage, Path]:
 
 
 def _study_and_report(table: TableName) -> tuple[Any, Any]:
-    """The function that runs a study, and the module that makes its page."""
+    """The function that runs a study, and the module that renders its page."""
     from lapwing_studies.report import alarm as alarm_report
     from lapwing_studies.report import antoran as antoran_report
     from lapwing_studies.report import banana as banana_report
@@ -165,7 +165,7 @@ def _of_tier(asked: Asked) -> Effort:
 
 
 def _n_seeds(asked: Asked, usual: int) -> int:
-    """Published splits are ten; figures are drawn once."""
+    """Number of seeds if not given: ten where the published splits are ten, one where figures are drawn once."""
     if asked.table is TableName.immer2021_uci:
         return 3 if asked.quick else 10
     if asked.table is TableName.small_held_out:
@@ -180,7 +180,7 @@ def _n_seeds(asked: Asked, usual: int) -> int:
 
 
 def show_study(page: StudyPage, path: Path) -> None:
-    """The tables, then where the page is."""
+    """Print the tables, and where the page is."""
     console = Console()
     for table in page.tables:
         console.print(_rich(table))

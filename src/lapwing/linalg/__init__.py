@@ -22,6 +22,8 @@ from lapwing.linalg.pivoted_cholesky import (
     semidefinite_eigenvalues,
 )
 from lapwing.linalg.probes import Probes, Rademacher, UnitVectors
+from lapwing.linalg.recomputed import recomputed
+from lapwing.linalg.roots import safe_sqrt, symmetric_root
 from lapwing.linalg.symmetric import add_gram_, mirror_
 from lapwing.linalg.trace import hutch_plus_plus, hutchinson, signs, trace, xtrace
 
@@ -56,9 +58,12 @@ __all__ = [
     "mirror_",
     "pivoted_cholesky",
     "products_on_grid",
+    "recomputed",
+    "safe_sqrt",
     "semidefinite_eigenvalues",
     "signs",
     "stored_dtype",
+    "symmetric_root",
     "trace",
     "xtrace",
 ]

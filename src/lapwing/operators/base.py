@@ -32,6 +32,15 @@ class Rows(ABC):
     device: torch.device
 
     @property
+    def attached(self) -> bool:
+        """Whether contractions are to be differentiable in what the rows were made from."""
+        return False
+
+    def fresh(self) -> Rows:
+        """The same with nothing remembered that contractions form."""
+        return self
+
+    @property
     def dtype(self) -> torch.dtype:
         """Dtype in which contractions over the parameters are computed."""
         return torch.float64
@@ -54,6 +63,10 @@ class Rows(ABC):
     @abstractmethod
     def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]:
         """J diag(w) Jᵀ for each of the n inputs."""
+
+    def quads(self, weights: Float[Tensor, "s p"]) -> Float[Tensor, "s n c c"]:
+        """J diag(w) Jᵀ for several weights."""
+        return torch.stack([self.quad(w) for w in weights])
 
     @abstractmethod
     def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]:

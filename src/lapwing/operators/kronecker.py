@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 
 import torch
 
 from lapwing._types import Float, Scalar, Tensor
 from lapwing.errors import NumericalError, StructureError
-from lapwing.linalg import joined, products_on_grid
+from lapwing.linalg import joined, products_on_grid, recomputed
 from lapwing.operators.arrangement import Arrangement
 from lapwing.operators.base import Curvature, Precision, Rows
 from lapwing.operators.conditioning import require_semidefinite
@@ -224,10 +224,10 @@ class RotatedPrecision(Precision):
         return self.arrangement.flat(self.basis.back(W), self.p)
 
     def inv_quad(self, J: Rows) -> Float[Tensor, "n c c"]:
-        return joined(rows.quad(inverse) for rows, inverse in self._rotated(J))
+        return joined(self._each(J, lambda rows, inverse: rows.quad(inverse)))
 
     def inv_quad_diagonal(self, J: Rows) -> Float[Tensor, "n c"]:
-        return joined(rows.quad_diagonal(inverse) for rows, inverse in self._rotated(J))
+        return joined(self._each(J, lambda rows, inverse: rows.quad_diagonal(inverse)))
 
     def inv_gram(self, J: Rows) -> Float[Tensor, "nc nc"]:
         rotated = J.rotated(self.basis)
@@ -243,14 +243,17 @@ class RotatedPrecision(Precision):
     def to_dense(self) -> Float[Tensor, "p p"]:
         return self.mv(torch.eye(self.p, dtype=torch.float64, device=self.basis.U_A.device))
 
-    def _rotated(self, J: Rows) -> Iterator[tuple[Rows, Float[Tensor, " p"]]]:
-        """Pieces of the rows in the eigenbasis, each with the inverse eigenvalues in its dtype."""
+    def _each(self, J: Rows, contract: Callable[[Rows, Tensor], Tensor]) -> Iterator[Tensor]:
+        """Contractions of pieces of the rows in the eigenbasis, with the inverse eigenvalues in their dtype."""
         inverses: dict[torch.dtype, Tensor] = {}
-        for some in J.pieces():
-            rows = some.rotated(self.basis)
+
+        def contracted(some: Rows) -> Tensor:
+            rows = some.fresh().rotated(self.basis)
             if rows.dtype not in inverses:
                 inverses[rows.dtype] = self._inverse_for(rows.dtype)
-            yield rows, inverses[rows.dtype]
+            return contract(rows, inverses[rows.dtype])
+
+        return (recomputed(partial(contracted, some), attached=J.attached) for some in J.pieces())
 
     def _inverse_for(self, dtype: torch.dtype) -> Float[Tensor, " p"]:
         return self._single_inverse if dtype == torch.float32 else self._inverse

@@ -1,4 +1,4 @@
-"""A posterior in two lines: what was inferred and how, under which prior, and whether it was tuned."""
+"""A two-line summary of a posterior: what was inferred and how, the prior, and whether it was tuned."""
 
 from __future__ import annotations
 
