@@ -96,7 +96,7 @@ class LowRank(Structure):
 def rank_bytes(structure: Structure, work: Workload, trial: Trial) -> tuple[int, int, int]:
     """Bytes to store, at the peak of a fit (blocks of vectors), at the peak of a prediction (rows, a scaled copy, a
     product)."""
-    fit, predict = trial.tried(Diag())
+    fit, predict = trial.measured_bytes(Diag())
     stored = structure.stored_bytes(work)
     return stored, 8 * structure.working_floats(work.layout) + fit, 3 * stored + predict
 

@@ -50,7 +50,7 @@ class Needs:
         """Bytes of the curvature, with what is derived from it once and stored."""
         return structure.needed_bytes(self.work)
 
-    def settled(self, structure: Structure) -> Structure:
+    def resolved(self, structure: Structure) -> Structure:
         """The structure as it would be fitted: an open rank is set from the budget."""
         return structure.within(self.summary.layout, self.n_parts, self.budget // 8)
 
@@ -102,7 +102,7 @@ class Needs:
 
 def choose(structure: Structure | None, needs: Needs) -> Choice:
     """Check the budget before any work; `structure=None` chooses automatically."""
-    structure, why = _taken(needs) if structure is None else (needs.settled(structure), "asked for")
+    structure, why = _taken(needs) if structure is None else (needs.resolved(structure), "asked for")
     if not needs.fits(structure):
         raise InputError(_too_big(structure, needs))
     return Choice(structure, chunk_floats(needs.budget, needs.needed_bytes(structure)), why)

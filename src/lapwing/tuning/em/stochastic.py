@@ -52,7 +52,7 @@ class StochasticGradients(Streamed):
         generators: list[torch.Generator] | None,
     ) -> Float[Tensor, "k p"]:
         """Minibatch gradient with targets in the data (redrawn from `generators`), or in the prior."""
-        u = self.H.weighed(piece, piece.mv(z), system.scales)
+        u = self.H.weighted(piece, piece.mv(z), system.scales)
         pull = draws.pull(system.P0.diagonal, system.scales)
         if generators is not None:
             one_hot = torch.eye(self.n_parts, dtype=torch.float64, device=z.device)

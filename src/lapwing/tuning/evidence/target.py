@@ -71,7 +71,7 @@ class Target(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class HeldTarget(Target):
+class FixedModeTarget(Target):
     """θ₀ is held fixed: E depends on ‖θ₀ − m₀‖² per group and the determinants.
 
     If every eigenvector of H lies within one group, E is concave in the logs and has one maximum.
@@ -271,7 +271,7 @@ def target(posterior: Posterior, *, estimates: bool = False) -> Target | None:
     if at is not None and at.follows:
         return _following_target(part, prior.P0, fit, statistics.gradients[0], theta - prior.mean, estimates)
     terms = log_dets(part, prior.P0, estimates=estimates)
-    return None if terms is None else HeldTarget(fit, terms, prior.scatter(theta))
+    return None if terms is None else FixedModeTarget(fit, terms, prior.scatter(theta))
 
 
 def _following_target(
