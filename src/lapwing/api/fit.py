@@ -193,6 +193,7 @@ class _Prepared:
         return replace(self, order=replace(self.order, fisher=fisher)), explained
 
     def estimate(self, taken: Choice, generator: torch.Generator, options: _CheckpointOptions) -> Estimate:
+        """The pass over the data, with a checkpoint if requested."""
         order, batches, fisher = self.order, self.order.batches, self.fisher
         estimated = partial(
             curvature.estimate,
@@ -214,6 +215,7 @@ class _Prepared:
             return estimated(checkpoint=checkpoint)
 
     def posterior(self, taken: Choice, estimate: Estimate) -> Posterior:
+        """The posterior, with the noise estimated if it was not given."""
         family, structure = self.family, taken.structure
         # Estimating the noise needs the residuals of all data, so it comes after the pass.
         if isinstance(family, Gaussian) and family.noise_std is None:

@@ -178,6 +178,7 @@ class _Choice:
     mean_at_mode: bool
 
     def check(self, posterior: Posterior) -> None:
+        """Raise for combinations of arguments that exclude each other."""
         structure = posterior.structure
         if self.curvature.at_mode and structure.n_points is not None:
             raise InputError(
@@ -212,6 +213,7 @@ class _Choice:
         options: _CheckpointOptions,
         budget: tuning.Budget,
     ) -> Posterior:
+        """Tune by the evidence, at the trained weights or at the linear model's mode."""
         if not self.linear_mode or self._skips_the_mode(posterior, budget):
             tuned = tuning.with_tolerance(ascend, posterior, budget)(replace(posterior, expansion=None), noise=noise)
             return tuned if not self.linear_mode else replace(tuned, left_open=(_NO_MODE,))

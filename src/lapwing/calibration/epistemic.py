@@ -113,6 +113,7 @@ class Scorer:
             yield self._columns(f, from_gaussian(likelihood, gaussian, self._frame()), variance)
 
     def _by_functions(self, x: ModelInput) -> Float[Tensor, "n k"]:
+        """The same scores from antithetic draws of functions, for data with many outputs."""
         own, wide = (
             antithetic_draws(each.weights, x, each.functions(N_FUNCTIONS).deviations)
             for each in (self.posterior, self.wider)

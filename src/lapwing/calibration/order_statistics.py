@@ -56,6 +56,7 @@ def combined_p_values(
 def _final_ranks(
     held: Float[Tensor, "n k"], new: Float[Tensor, "b k"], weights: Sequence[float], two_sided: Sequence[bool]
 ) -> Float[Tensor, " b"]:
+    """Rank of each new datum by min(p_t, 3 p_last) among the n + 1 data, times n + 1."""
     of_held, of_new = held.new_zeros(len(new), len(held)), held.new_zeros(len(new))
     # zip ends with `weights`, before the last score, which is treated separately below.
     for s, t, w, both in zip(held.T, new.T, weights, two_sided, strict=False):

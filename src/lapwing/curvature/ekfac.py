@@ -56,6 +56,7 @@ class Ekfac(Kron):
         return 2 * work.summary.stored_bytes + 16 * work.n_parts * work.p
 
     def fit_macs(self, work: Workload) -> float:
+        """Two passes: the Kronecker factors, then the rows rotated into the eigenbasis (twice the factors' cost)."""
         if not work.closed_output:
             through = work.columns * work.forward_macs if work.through_body else 0
             return work.pass_macs + 2 * work.factor_macs + work.forward_macs + through + work.dense_row_macs

@@ -106,6 +106,7 @@ class DenseAccumulator(Accumulator):
                 self._fold()
 
     def result(self) -> Curvature:
+        """H as a dense matrix, or as rows if there were fewer rows than parameters."""
         if self.H is not None:
             self._fold()
             return DenseCurvature.of(mirror_(self.H))
@@ -120,6 +121,7 @@ class DenseAccumulator(Accumulator):
         self.pieces, self.n_pending, self.H = list(state["pieces"]), state["n_pending"], state["H"]
 
     def _fold(self) -> None:
+        """H ← H + Σ (SᵀJ)ᵀ(SᵀJ) over the pending rows."""
         if self.H is None:
             self.H = torch.zeros(self.p, self.p, dtype=torch.float64, device=self.device)
         if self.pieces:

@@ -190,6 +190,7 @@ class _FactorAccumulator:
         self.Lambda.add(terms.output_curvature)
 
     def _add_inputs(self, inputs: Inputs, n: int, r: int) -> None:
+        """Σ a aᵀ over data and positions ("expand"), or Σ ā āᵀ over data ("reduce")."""
         if self.structure.sharing == "reduce":
             self.A.add(inputs.tensor().mean(1))
             self.count += n
@@ -210,6 +211,7 @@ class _FactorAccumulator:
             self.Lambda.restore(state["Lambda"])
 
     def result(self) -> list[tuple[slice, Curvature]]:
+        """(slice, B ⊗ A) for the layer; for weight and bias separately if the bias is a block of its own."""
         arrangement = self.arrangement
         A = self.A.result()
         if self.Lambda is None:

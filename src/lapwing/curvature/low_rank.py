@@ -74,6 +74,7 @@ class LowRank(Structure):
         return sizes.factored + sizes.dense // 4  # variances use rows in factored form, rarely dense
 
     def _part(self, H: GaussNewton, scales: Float[Tensor, " g"]) -> Curvature:
+        """The leading eigenpairs of Σ_g c_g H_g as rows √θ xᵀ; warns if they have not converged."""
         network = H.jacobian.linearised.network
         generator = torch.Generator().manual_seed(self.seed)
         n = min(self.rank + self.oversample, H.p)

@@ -91,6 +91,7 @@ class BoundedAccumulator(Accumulator):
             self.squares += rows.sum_squares()
 
     def result(self) -> BlockDiagonalCurvature:
+        """G (r, r) and diag H (p,) as the two blocks of one value."""
         r, p = len(self.kept.G), len(self.squares)
         # Two blocks of different sizes travel over ranks as one block-diagonal value; `_in_weights` takes it apart.
         return BlockDiagonalCurvature(

@@ -119,6 +119,8 @@ def refuse_factors_of_a_selection(structure: Structure | None) -> None:
 
 
 def _taken(needs: Needs) -> tuple[Structure, str]:
+    """The automatic choice: full if small and affordable, else Kronecker factors, else the diagonal; with the
+    reason."""
     parameters, budget = f"{needs.p:,} parameters", in_words(needs.budget)
     if needs.selected:
         return Full(), f"a subnetwork of {parameters} is chosen to be small enough for the full matrix"
@@ -149,6 +151,7 @@ def _why_not_full(needs: Needs) -> str:
 
 
 def _too_big(structure: Structure, needs: Needs) -> str:
+    """The error message, with the structures that would fit."""
     others: list[Structure] = [Block(), Diag()] if needs.selected else [Block(), Kron(), Diag()]
     smaller = [s for s in others if needs.needed_bytes(s) < needs.needed_bytes(structure)]
     fits = [f"{name_of(s)} would take {in_words(needs.needed_bytes(s))}" for s in smaller if needs.fits(s)]

@@ -119,6 +119,7 @@ class TrialRun:
         return self._found[key]
 
     def _fit(self, structure: Structure, piece: Piece) -> tuple[Estimate, int]:
+        """Fit two pieces, and return the estimate with the peak of live bytes."""
         rows = piece.n * (self.linearised.k if self.linearised.rest.names else piece.columns)
         with AllocationCounter() as counter:
             found = estimate(
@@ -133,6 +134,7 @@ class TrialRun:
         return found, counter.peak
 
     def _predict(self, curvature: Curvature, piece: Piece, n_inputs: int) -> int:
+        """Predict two pieces under a unit prior, and return the peak of live bytes."""
         x, _ = self._first(min(n_inputs, 2 * piece.n))
         with AllocationCounter() as counter:
             P0 = GroupedDiagonal.identity(curvature.p, self.linearised.network.device)

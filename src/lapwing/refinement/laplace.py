@@ -85,6 +85,7 @@ def _constant_curvature(posterior: Posterior) -> bool:
 
 
 def _found(posterior: Posterior, source: CountedPasses, most_floats: int, adam: Adam | None) -> Found:
+    """θ_* by the solver that memory and sizes allow."""
     start = Expansion(posterior.linearised.theta, posterior.estimate.statistics, follows=False)
     if (
         not distributed.is_distributed()
@@ -144,6 +145,7 @@ def _by_conjugate_gradients(problem: Problem, posterior: Posterior, start: Expan
 
 
 def _by_adam(problem: Problem, posterior: Posterior, start: Expansion, adam: Adam) -> Found:
+    """The published procedure: full-batch Adam on the negative log joint density."""
     theta = start.theta.clone()
     optimiser = torch.optim.Adam([theta], lr=adam.lr)
     statistics = start.statistics

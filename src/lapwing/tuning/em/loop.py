@@ -210,6 +210,7 @@ class _Em:
         return draws.scales * torch.einsum("kp,gkp->g", draws.zeta, state.solved.products) / len(draws.zeta)
 
     def _noise(self, state: _State) -> Float[Tensor, " g"]:
+        """MacKay's update σ² ← κ SSE / (κ n − γ) for each noise level."""
         posterior = state.posterior
         kappa = posterior.likelihood_scale.detach()
         statistics = posterior.estimate.statistics if posterior.expansion is None else posterior.expansion.statistics

@@ -25,6 +25,7 @@ class StochasticGradients(Streamed):
     n: int  # number of data
 
     def solve(self, start: Start, system: System, *, data_targets: bool) -> Solved:
+        """Epochs over minibatches with a linearly decreasing step length."""
         draws = start.draws
         lr = self.sgd.lr or 0.5 / self._largest_eigenvalue(draws, system)
         descent = _Descent(draws.zeta.clone(), self.sgd)
@@ -96,6 +97,7 @@ class _Descent:
         return self.z + self.momentum * self.velocity
 
     def step(self, direction: Float[Tensor, "k p"], lr: float, done: float) -> None:
+        """v ← μ v − lr · direction, z ← z + v; from half time on, average the iterates."""
         self.velocity = self.momentum * self.velocity - lr * direction
         self.z = self.z + self.velocity
         if done < 0.5:
