@@ -4,7 +4,7 @@
     python playground/record_cases.py --retrain  # new inputs too: data and trained weights
 
 Data and weights are kept apart from the answers, so recording again after a change of Lapwing shows only what that
-change did. `tests/test_playground.py` says when the file is stale.
+change did. `tests/playground/test_recorded_cases.py` says when the file is stale.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from lapwing.api.tune import _most_stored
 from lapwing.data import as_batches, as_input
 from lapwing.data.targets import observed
 from lapwing.linear_model import PRECISE, Expansion, design, in_fixed_order, is_stored
-from lapwing.network.products.jvp import by_rows, choose_jvp, forward_mode, reverse_twice, together
+from lapwing.network.products.jvp import choose_jvp, double_reverse, forward_mode, jvp_by_rows, together
 from lapwing.tuning.evidence.joint import find_mode
 from lapwing.tuning.evidence.log_det import DenseLogDet, KernelLogDet
 from lapwing.tuning.evidence.target import DenseTarget, FixedModeTarget, SpectralTarget, target
@@ -169,9 +169,9 @@ def test_every_way_to_push_forward_agrees(make, seed: int):
     v = torch.randn(3, linearised.layout.p, dtype=torch.float64)
     _, J = oracle.jacobian(model, x)
     truth = torch.einsum("nkp,mp->mnk", J, v)
-    assert choose_jvp(linearised, as_input(x)) in (together, forward_mode, reverse_twice)
+    assert choose_jvp(linearised, as_input(x)) in (together, forward_mode, double_reverse)
     with linearised.trace(as_input(x)) as trace:
-        for way in (choose_jvp(linearised, as_input(x)), reverse_twice, by_rows):
+        for way in (choose_jvp(linearised, as_input(x)), double_reverse, jvp_by_rows):
             assert_close(way(trace, v), truth)
 
 

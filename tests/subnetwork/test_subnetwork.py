@@ -118,7 +118,7 @@ def test_products_with_the_jacobian_agree_however_they_are_made() -> None:
     v = torch.randn(2, len(S), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with linearised.trace(as_input(truth.x)) as trace:
         expected = torch.einsum("nkp,sp->snk", truth.jacobian[1][..., S], v)
-        for product in (jvp.by_rows, jvp.forward_mode, jvp.reverse_twice):
+        for product in (jvp.jvp_by_rows, jvp.forward_mode, jvp.double_reverse):
             assert_close(product(trace, v), expected)
         total, u = torch.zeros(len(S), dtype=torch.float64), torch.ones_like(trace.f)
         trace.add_vjp_(total, u)

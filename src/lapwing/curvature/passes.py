@@ -61,7 +61,7 @@ class Pass:
     @property
     def joined_at_most(self) -> int:
         """Small batches are joined up to this many data."""
-        return min(self.data_at_once, self.linearised.worth_a_pass)
+        return min(self.data_at_once, self.linearised.joined_batch_size)
 
     def add(self, accumulators: Sequence[Accumulator], trace: Trace, f: Float[Tensor, "n t c"], y: Tensor) -> None:
         """Add one piece to the accumulators of the parts: in closed form for an output layer alone, else as rows."""

@@ -13,7 +13,8 @@ def as_tensor(y: object, *, likelihood: str) -> Tensor:
     """Convert a tensor, an array or nested lists of numbers to a real tensor."""
     try:
         # Lists go through NumPy, which reads Python floats as float64; torch would read them as float32.
-        tensor = y if isinstance(y, Tensor) else torch.as_tensor(np.asarray(y))
+        # np.array copies: columns of tables may be read-only, of which torch warns.
+        tensor = y if isinstance(y, Tensor) else torch.as_tensor(np.array(y))
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputTypeError(
             f"{likelihood} needs targets that are a tensor, an array or nested lists of numbers, "

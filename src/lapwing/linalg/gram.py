@@ -207,8 +207,8 @@ def add_converted_(total: Float[Tensor, "q d *e"], part: Float[Tensor, "q d *e"]
 def aligned_product(
     x: Float[Tensor, "m d"], y: Float[Tensor, "d e"], shift: Float[Tensor, " e"] | None = None
 ) -> Float[Tensor, "m e"]:
-    """x y + shift, written to aligned rows, which is faster; by plain products where x has a graph."""
-    if x.requires_grad:
+    """x y + shift with rows aligned in memory, which is faster; in plain torch operations if x requires grad."""
+    if x.requires_grad:  # autograd does not support `out=`
         return x @ y if shift is None else torch.addmm(shift, x, y)
     product = torch.mm(x, y, out=_aligned(x, len(x), y.shape[1]))
     return product if shift is None else product.add_(shift)

@@ -149,7 +149,7 @@ class StreamedDesign(Design):
                     yield TracedPiece(trace.outputs.double(), of_these, trace, self.jvp), q
 
     def _batches(self) -> Iterator[tuple[ModelInput, Tensor]]:
-        return Joiner(self.linearised.worth_a_pass).through(self.source())
+        return Joiner(self.linearised.joined_batch_size).through(self.source())
 
 
 def most_work(n: int) -> float:

@@ -64,6 +64,10 @@ class Rows(ABC):
     def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]:
         """J diag(w) Jᵀ for each of the n inputs."""
 
+    def quads(self, weights: Float[Tensor, "s p"]) -> Float[Tensor, "s n c c"]:
+        """J diag(w) Jᵀ for several weights."""
+        return torch.stack([self.quad(w) for w in weights])
+
     @abstractmethod
     def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]:
         """The diagonal of `quad`, without forming it."""

@@ -244,7 +244,7 @@ class RotatedPrecision(Precision):
         return self.mv(torch.eye(self.p, dtype=torch.float64, device=self.basis.U_A.device))
 
     def _each(self, J: Rows, contract: Callable[[Rows, Tensor], Tensor]) -> Iterator[Tensor]:
-        """Contractions of some data at a time, in the eigenbasis with the inverse eigenvalues in the rows' dtype."""
+        """Contractions of pieces of the rows in the eigenbasis, with the inverse eigenvalues in their dtype."""
         inverses: dict[torch.dtype, Tensor] = {}
 
         def contracted(some: Rows) -> Tensor:

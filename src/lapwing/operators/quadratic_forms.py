@@ -11,6 +11,8 @@ from lapwing.operators.base import Precision, Rows
 from lapwing.operators.block_diagonal import BlockDiagonalPrecision
 from lapwing.operators.kronecker import RotatedPrecision
 
+_INVERSE_FLOATS = 1 << 24  # of inverses at several scales
+
 
 def inv_quads(precisions: Sequence[Precision], J: Rows) -> Float[Tensor, "s n c c"]:
     """J_n P_s⁻¹ J_nᵀ for every precision s. Kronecker blocks share their eigenbasis, so rows are rotated only once."""
@@ -28,7 +30,15 @@ def inv_quads(precisions: Sequence[Precision], J: Rows) -> Float[Tensor, "s n c 
 
 
 def _rotated_once(precisions: Sequence[Precision], rows: Rows) -> Float[Tensor, "s n c c"]:
-    """The quadratic forms of rows that are in the eigenbasis already."""
-    # A generator, so that the inverse eigenvalues of one precision at a time are in memory, not S·P numbers.
-    rotated = (P for P in precisions if isinstance(P, RotatedPrecision))
-    return torch.stack([rows.quad(P.E.reciprocal().flatten().to(rows.dtype)) for P in rotated])
+    """The quadratic forms of rows that are in the eigenbasis already.
+
+    Inverse eigenvalues of all scales take S·P numbers: of a very large block, those of one scale at a time are formed.
+    """
+    rotated = [P for P in precisions if isinstance(P, RotatedPrecision)]
+    at_once = max(1, _INVERSE_FLOATS // rows.p)
+    parts = [rotated[i : i + at_once] for i in range(0, len(rotated), at_once)]
+    return torch.cat([rows.quads(torch.stack([_inverse(P, rows) for P in part])) for part in parts])
+
+
+def _inverse(P: RotatedPrecision, rows: Rows) -> Float[Tensor, " p"]:
+    return P.E.reciprocal().flatten().to(rows.dtype)

@@ -22,6 +22,11 @@ class AllocationCounter(TorchDispatchMode):
         self.now = self.peak = 0
         self._sizes: dict[int, int] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled under this mode: torch need not import its compiler, which takes seconds."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = {storage._cdata for storage in _storages((args, kwargs))}  # not new: views and in-place results

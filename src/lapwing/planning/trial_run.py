@@ -19,11 +19,11 @@ from lapwing.curvature import Estimate, Exact, Fisher, ModelSummary, Structure, 
 from lapwing.curvature.passes import in_equal_parts
 from lapwing.data import ModelInput
 from lapwing.data.joining import joined_size
-from lapwing.likelihoods import Likelihood, OutputCurvature, Sites
+from lapwing.likelihoods import Bernoulli, Categorical, Likelihood, OutputCurvature, Sites
 from lapwing.network.linearised import Linearised
 from lapwing.operators import Curvature, GroupedDiagonal
 from lapwing.planning.allocations import AllocationCounter
-from lapwing.predictive import WeightGaussian, pushforward
+from lapwing.predictive import FUNCTION_PAIRS, WeightGaussian, antithetic_draws, pushforward
 
 MOST_TRIED = 256 << 20  # bytes of accumulators above which memory is computed instead of measured
 _CONTRACTED_BYTES = 64 << 20  # temporaries of one layer's rows in a prediction
@@ -102,7 +102,7 @@ class TrialRun:
     def _fit_piece(self, structure: Structure, rows_at_once: int, columns: int) -> Piece:
         """The pieces that `curvature.estimate` would use."""
         at_most = max(1, rows_at_once // (self.linearised.k if self.linearised.rest.names else 1))
-        together = joined_size(self.x.n, min(at_most, self.linearised.worth_a_pass))
+        together = joined_size(self.x.n, min(at_most, self.linearised.joined_batch_size))
         n = in_equal_parts(min(together, self.n_data or together), at_most)
         alone = structure.by_column and not self.linearised.rest.names
         return Piece(n, 1 if alone else min(columns, max(1, rows_at_once // n)))
@@ -139,7 +139,11 @@ class TrialRun:
         with AllocationCounter() as counter:
             P0 = GroupedDiagonal.identity(curvature.p, self.linearised.network.device)
             H = curvature.scaled(P0.values[0])  # alive during the prediction, as in a posterior
-            pushforward(WeightGaussian(self.linearised, H.unfactorised(P0), piece.n * piece.columns), x)
+            weights = WeightGaussian(self.linearised, H.unfactorised(P0), piece.n * piece.columns)
+            if weights.many_outputs and isinstance(self.likelihood, Bernoulli | Categorical):
+                antithetic_draws(weights, x, P0.diagonal.new_zeros(FUNCTION_PAIRS, curvature.p))
+            else:
+                pushforward(weights, x)
         return counter.peak
 
     def _first(self, n: int) -> tuple[ModelInput, Tensor]:

@@ -24,7 +24,7 @@ from lapwing.posterior import evidence
 from lapwing.posterior.diagnosis import NOISE_BOUNDS, PRECISION_BOUNDS
 from lapwing.posterior.sampling import WeightDraws, weight_deviations
 from lapwing.posterior.trained import N_DRAWS, Trained
-from lapwing.predictive import MANY_OUTPUTS, WeightGaussian
+from lapwing.predictive import FUNCTION_PAIRS, WeightGaussian
 from lapwing.predictive.link_rules import DEFAULT, Link
 from lapwing.priors import GaussianPrior
 from lapwing.runtime.arguments import seeded
@@ -32,8 +32,6 @@ from lapwing.runtime.sandbox import plain_tensors
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-FUNCTION_PAIRS = 16  # antithetic pairs f ± J (θ − θ*) in an average over function draws
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,11 +310,9 @@ class Fitted:
     def averages_functions(self) -> bool:
         """Whether predictions average draws of the linearised function, because a datum has many outputs.
 
-        The exact covariance needs a row of J for each output; a draw needs one JVP for all of them. For an output
-        layer alone rows need no backward pass through the network, and are cheap.
+        The exact covariance needs a row of J for each output; a draw needs one JVP for all of them.
         """
-        many = self.linearised.k > MANY_OUTPUTS and not self.linearised.only_last
-        return many and not self.weights.by_rows and isinstance(self.likelihood, Bernoulli | Categorical)
+        return self.weights.many_outputs and isinstance(self.likelihood, Bernoulli | Categorical)
 
     @property
     def usual_predictive(self) -> tuple[str, int]:

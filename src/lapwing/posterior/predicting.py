@@ -14,9 +14,9 @@ from lapwing._types import Float, Tensor
 from lapwing.data import ModelInput, as_inputs
 from lapwing.errors import InputError, StructureError, located
 from lapwing.linear_model import in_data_order
-from lapwing.posterior.fitted import FUNCTION_PAIRS, Fitted
+from lapwing.posterior.fitted import Fitted
 from lapwing.posterior.trained import N_DRAWS
-from lapwing.predictive import Frame, Prediction
+from lapwing.predictive import FUNCTION_PAIRS, Frame, Prediction
 from lapwing.predictive.link_rules import DEFAULT, as_link
 from lapwing.runtime.arguments import choose, counted, seeded
 from lapwing.runtime.free_memory import give_back

@@ -11,7 +11,7 @@ from lapwing.predictive.prediction import (
     Split,
 )
 from lapwing.predictive.pushforward import (
-    MANY_OUTPUTS,
+    FUNCTION_PAIRS,
     SiteGaussian,
     WeightGaussian,
     antithetic_draws,
@@ -25,7 +25,7 @@ from lapwing.predictive.pushforward import (
 )
 
 __all__ = [
-    "MANY_OUTPUTS",
+    "FUNCTION_PAIRS",
     "ClassPrediction",
     "DensityPrediction",
     "Frame",

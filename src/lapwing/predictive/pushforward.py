@@ -23,6 +23,7 @@ from lapwing.operators import Precision, SeparatePrecision
 
 T = TypeVar("T")
 MANY_OUTPUTS = 64  # outputs per datum above which the default averages draws of functions
+FUNCTION_PAIRS = 16  # antithetic pairs f ± J (θ − θ*) in such an average
 _MOVED_FLOATS = 1 << 25  # numbers in a forward pass with tangents
 _TRACED_FLOATS = 1 << 24  # numbers in rows that are traced before they are compressed
 
@@ -52,6 +53,14 @@ class WeightGaussian:
     def by_rows(self) -> bool:
         """Whether draws need rows of J: each output has weights of its own, or rows are processed many at a time."""
         return self.precision.prefers_large_batches or not self.precision.has_weights
+
+    @property
+    def many_outputs(self) -> bool:
+        """Whether draws of the linearised function take much less than rows of J: one product with J for all outputs.
+
+        Nothing is pulled back through the network for an output layer alone, whose rows are therefore cheap.
+        """
+        return self.linearised.k > MANY_OUTPUTS and not self.linearised.only_last and not self.by_rows
 
     def moved(self, x: ModelInput, deviations: Float[Tensor, "s p"]) -> Iterator[Float[Tensor, "_ n k"]]:
         """f + J shift, then J v for each of the vectors, by Jacobian–vector products: no row of J is formed."""

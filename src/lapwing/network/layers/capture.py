@@ -1,4 +1,4 @@
-"""One forward pass that keeps each ruled layer's inputs and outputs, and the backward passes that go with it."""
+"""Record inputs and outputs of layers with a rule in a forward pass, and compute their blocks by backward passes."""
 
 from __future__ import annotations
 
@@ -49,9 +49,8 @@ def captured_blocks(
         stop = start + len(record.outputs)
         own = places(layout, path)
         blocks[path] = record.rule.blocks(record, [column[start:stop] for column in gradients], own, len(f))
-        for (
-            column
-        ) in gradients:  # the block has what it needs: free a layer's gradients before the next is put together
+        # Free the layer's gradients before the next block is built: this bounds the peak memory.
+        for column in gradients:
             column[start:stop] = [f.new_empty(0)] * (stop - start)
         start = stop
     return blocks
@@ -69,7 +68,7 @@ def _check_divided(path: str, record: Calls, n: int) -> None:
 
 
 def places(layout: ParamLayout, path: str) -> dict[str, slice]:
-    """Where the inferred tensors of a module stand, by their own names."""
+    """Slices of a module's inferred tensors, by the module's own names ("weight")."""
     return {name.rpartition(".")[2]: layout[name] for name in layout.modules[path]}
 
 
@@ -83,7 +82,7 @@ def pulled_back(f: Tensor, outputs: list[Tensor], column: Tensor, *, attached: b
 def vjp(f: Tensor, sources: Sequence[Tensor], u: Tensor, *, attached: bool = False) -> tuple[Tensor | None, ...]:
     """uᵀ ∂f/∂s for every source s; None where f does not depend on it. `attached`: with a graph of their own.
 
-    As the gradient of u · f: to check the shape of a u that it is given, torch loads its symbolic algebra, of 80 MB.
+    Computed as the gradient of u · f: with `grad_outputs=u`, torch imports sympy (80 MB) to check the shape of u.
     """
     return torch.autograd.grad(
         (f * u).sum(), list(sources), retain_graph=True, create_graph=attached, allow_unused=True

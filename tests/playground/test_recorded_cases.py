@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PLAYGROUND = ROOT / "playground"
 PAGE = ROOT / "docs" / "playground" / "page.html"
 
