@@ -166,7 +166,7 @@ def test_unasked_samples_are_solved_as_closely_as_gamma_is_known():
     energy = torch.einsum("kp,pq,kq->k", miss, P, miss)
     gamma = float(torch.trace(torch.linalg.solve(P, H)))
     assert 1e-12 < float(energy.max()) < 0.25 * (2 * gamma / len(miss)) ** 0.5
-    closely = replace(em, solver=replace(em.solver, cg=lw.CG(1e-9))).started(seeded(0))
+    closely = replace(em, solver=replace(em.solver, cg=lw.CG(1e-9))).initial_state(seeded(0))
     assert state.solved.n_products < closely.solved.n_products
 
 

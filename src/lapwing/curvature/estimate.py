@@ -114,7 +114,7 @@ class PassState:
         self.statistics.restore(state["statistics"])
         self.sweep.fisher.restore(state["fisher"])
         if self.factory is not None and not self.accumulators:
-            # A rank may have stopped before its first batch, with no accumulators yet.
+            # The first batch tells how many parts there are; when resuming, the state does.
             self.accumulators = self._empty(self.factory, len(state["sums"]))
         for accumulator, kept_ in zip(self.accumulators, state["sums"], strict=True):
             accumulator.restore(kept_)
