@@ -20,7 +20,7 @@ from lapwing.likelihoods import Gaussian, Likelihood, Sites
 from lapwing.linear_model import Expansion, in_fixed_order
 from lapwing.operators import SeparatePrecision
 from lapwing.posterior import writing
-from lapwing.posterior.described import in_short
+from lapwing.posterior.described import summary
 from lapwing.posterior.diagnosis import Diagnosis
 from lapwing.posterior.findings import findings
 from lapwing.posterior.fitted import Fitted
@@ -282,7 +282,7 @@ class Posterior(Fitted):
         )
 
     def __repr__(self) -> str:
-        return in_short(self)
+        return summary(self)
 
     def __dir__(self) -> list[str]:
         """Public methods and fields only."""
