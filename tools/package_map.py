@@ -1,6 +1,6 @@
 """The order of the package: what may import what, and the map of it in CONTRIBUTING.md and docs/how-it-works.md.
 
-`python tools/package_map.py` writes the map between its markers; `tests/test_architecture.py` fails when it is stale.
+`python tools/package_map.py` writes the map between its markers; a test fails when it is stale.
 Imports are read from the source, not run, so an import inside a function or under TYPE_CHECKING counts as well.
 """
 
@@ -39,7 +39,9 @@ ORDER = [
     "refinement",
     "calibration",
     "storage",
+    "imaging",
     "api",
+    "train",
     "cli",
     "bench",
 ]

@@ -3,6 +3,7 @@
 import warnings
 from typing import Any
 
+from lapwing import imaging, train
 from lapwing.api.compare import Comparison, compare
 from lapwing.api.fit import fit, plan, prior
 from lapwing.api.merge import merge
@@ -118,12 +119,14 @@ __all__ = [
     "exact_hessian",
     "fit",
     "from_samples",
+    "imaging",
     "load",
     "merge",
     "plan",
     "prior",
     "refine",
     "save",
+    "train",
     "tune",
 ]
 

@@ -55,7 +55,7 @@ class _Placeholder(float):
 _NOBODYS_CHOICE = _Placeholder(1.0)
 
 
-@distributed.together("lw.fit")
+@distributed.collective_call("lw.fit")
 @plain_tensors()
 def fit(
     model: nn.Module,
@@ -89,7 +89,7 @@ def fit(
     check_module("fit", model)
     wrapped, model = model, unwrapped(model)
     refuse_sharded(model)
-    chosen, kind = words.structure(structure), words.fisher(fisher, distributed.of_this_rank(seeded(generator)))
+    chosen, kind = words.structure(structure), words.fisher(fisher, distributed.rank_generator(seeded(generator)))
     words.check_repeatable(chosen, kind)
     scale, selector = positive_scale("likelihood_scale", likelihood_scale), words.selector(params, generator)
     budget = min(distributed.gathered(parse_memory(memory)))
@@ -322,7 +322,7 @@ def _prepare(
     x, y = batch
     linearised = linearise(model, layout_choice, x)
     family = words.likelihood(likelihood, linearised.datum_shape)
-    _check_class_axis(family, linearised.datum_shape)
+    check_class_axis_of(family, linearised.datum_shape)
     sites = Sites(linearised.datum_shape, family.class_axis)
     with located("batch 0"):
         if ragged(family, sites):
@@ -370,7 +370,7 @@ def _last_layer(model: nn.Module, batches: Batches) -> ParamLayout | None:
     return None
 
 
-def _check_class_axis(likelihood: Likelihood, datum_shape: tuple[int, ...]) -> None:
+def check_class_axis_of(likelihood: Likelihood, datum_shape: tuple[int, ...]) -> None:
     n_axes = len(datum_shape) + 1
     if not -len(datum_shape) <= likelihood.class_axis < n_axes and not (
         not datum_shape and likelihood.class_axis == -1
@@ -382,7 +382,9 @@ def _check_class_axis(likelihood: Likelihood, datum_shape: tuple[int, ...]) -> N
 
 
 def _warn_of_dropped(batches: Batches, seen: int) -> None:
-    dropped = 0 if distributed.many() else dropped_by_loader(batches, seen)  # how many of them were ours is not known
+    dropped = (
+        0 if distributed.is_distributed() else dropped_by_loader(batches, seen)
+    )  # how many of them were ours is not known
     if dropped:
         warn(
             f"The loader has drop_last=True and left out {dropped} data; the posterior counts the {seen} it saw. "

@@ -22,7 +22,7 @@ from lapwing.runtime.sandbox import plain_tensors, random_state_kept
 _MOST_STORED = 1 << 28  # entries of a Jacobian of all the data: 2 GiB
 
 
-@distributed.together("lw.refine")
+@distributed.collective_call("lw.refine")
 @plain_tensors()
 def refine(
     posterior: Posterior,
@@ -54,6 +54,8 @@ def refine(
     """
     if not isinstance(posterior, Posterior):
         raise InputTypeError(f"refine: expected a Posterior from lw.fit or lw.tune, got {type(posterior).__name__}.")
+    if posterior.trained is not None:
+        posterior.check_unrefined("refine")
     settings = _CONVERGED if preset is None else words.choose("preset", preset, {"immer2021": _IMMER2021})
     ways = {"laplace": settings.laplace, "vi": settings.vi, "vi_diag": settings.vi_diag}
     way = _stopped(words.choose("by", by, ways), max_steps)

@@ -39,7 +39,7 @@ _NO_MODE = (
 )
 
 
-@distributed.together("lw.tune")
+@distributed.collective_call("lw.tune")
 @plain_tensors()
 def tune(
     posterior: Posterior,
@@ -136,7 +136,7 @@ class _Keeping:
             yield NOT_KEPT
             return
         bound_to = tuning_binding(posterior, source(), self.asked)
-        kind = InStep if distributed.many() else Checkpoint
+        kind = InStep if distributed.is_distributed() else Checkpoint
         keeper = kind.of_tuning(self.directory, self.every, bound_to, posterior.linearised.network.device)
         with keeper.going_on():
             yield keeper
@@ -271,7 +271,7 @@ class _Choice:
                 "EM(g_prior=True) gives every weight a precision of its own, which a Kronecker product cannot take. "
                 'Use structure="matrixfree", "lowrank", "diag" or "full".'
             )
-        if isinstance(settings.solver, em.SGD | em.Cholesky) and distributed.many():
+        if isinstance(settings.solver, em.SGD | em.Cholesky) and distributed.is_distributed():
             name = type(settings.solver).__name__
             raise StructureError(f"EM(solver=lw.{name}(...)) takes one process; ranks together can use lw.CG(...).")
 

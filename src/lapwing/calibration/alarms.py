@@ -53,7 +53,7 @@ class Alarm:
         return f"Alarm(n={self.n}, smallest p-value {1 / (self.n + 1):.2g})"
 
 
-@distributed.together("lw.alarm")
+@distributed.collective_call("lw.alarm")
 @plain_tensors()
 def alarm(posterior: Posterior, held_out: Any, *, progress: bool | None = None) -> Alarm:
     """An alarm for inputs unlike those the network was trained for, with a bound on false alarms.

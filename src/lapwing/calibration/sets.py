@@ -83,7 +83,7 @@ class Conformal:
         return f"Conformal(level={self.level}, n={self.n}, coverage={self.coverage:.4f})"
 
 
-@distributed.together("lw.conformal")
+@distributed.collective_call("lw.conformal")
 @plain_tensors()
 def conformal(posterior: Posterior, held_out: Any, level: float = 0.9, *, progress: bool | None = None) -> Conformal:
     """Calibrate prediction sets on held-out data: whatever the posterior is like, they cover with probability ≥ level.

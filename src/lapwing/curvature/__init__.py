@@ -4,7 +4,7 @@ from lapwing.curvature.block import Block
 from lapwing.curvature.diagonal import Diag
 from lapwing.curvature.ekfac import Ekfac
 from lapwing.curvature.estimate import Estimate, estimate
-from lapwing.curvature.factors import Empirical, Exact, Fisher, Labels, Sampled, Signs
+from lapwing.curvature.factors import Drawing, Empirical, Exact, Fisher, Labels, Sampled, Signs
 from lapwing.curvature.full import Full
 from lapwing.curvature.gauss_newton import GaussNewton
 from lapwing.curvature.gp import GP
@@ -25,6 +25,7 @@ __all__ = [
     "STRUCTURES",
     "Block",
     "Diag",
+    "Drawing",
     "Ekfac",
     "Empirical",
     "Estimate",

@@ -13,7 +13,7 @@ from lapwing.curvature.output_layer import OutputTerms
 from lapwing.curvature.structure import Structure
 from lapwing.curvature.summation import Accumulator
 from lapwing.curvature.workload import Workload
-from lapwing.linalg import single_or_better
+from lapwing.linalg import at_least_float32
 from lapwing.network.jacobian import EmbeddingBlock, FactorBlock, Jacobian, RowSizes
 from lapwing.network.parameters import ParamLayout
 from lapwing.operators import Curvature, DiagonalCurvature
@@ -103,13 +103,13 @@ class _LayerSquares:
             squares = block.squared_products()
             self.total = squares if self.total is None else self.total.add_(squares)
             return
-        for g in single_or_better(block.g[:, :, 0]).unbind(1):
+        for g in at_least_float32(block.g[:, :, 0]).unbind(1):
             self.total = g.square() if self.total is None else self.total.addcmul_(g, g)
 
     def fold(self, layers: LayerProducts) -> None:
         assert self.total is not None
         if self.one_position:
             a, ones = self.inputs.columns()
-            layers.add(self.arrangement, self.total, single_or_better(a[:, 0]).square(), ones=ones)
+            layers.add(self.arrangement, self.total, at_least_float32(a[:, 0]).square(), ones=ones)
         else:
             layers.add_product(self.arrangement, self.total)

@@ -42,7 +42,7 @@ class GaussNewton:
         device = self.jacobian.linearised.network.device
         total, generator = (
             torch.zeros(n, self.p, dtype=torch.float64, device=device),
-            distributed.of_this_rank(generator),
+            distributed.rank_generator(generator),
         )
         with closing(self.jacobian.pieces()) as pieces:
             for piece in pieces:

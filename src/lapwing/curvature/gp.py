@@ -218,7 +218,9 @@ def _jacobian_at(sweep: Pass, points: Points) -> Jacobian:
     with closing(replace(sweep, summation=Given(())).pieces(points.batches)) as traced:
         own = [trace.jacobian() for trace, _, _ in traced]
     pieces = (
-        own if not distributed.many() else [J for some in distributed.gathered([J.formed() for J in own]) for J in some]
+        own
+        if not distributed.is_distributed()
+        else [J for some in distributed.gathered([J.formed() for J in own]) for J in some]
     )
     return pieces[0].concatenated(pieces[1:])
 

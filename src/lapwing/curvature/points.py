@@ -44,7 +44,7 @@ class AtRandom(Criterion):
     def keys(self, sweep: Pass, data: Source) -> Keys:
         generator = sweep.generator
         draw = partial(torch.rand, dtype=torch.float64, generator=generator, device=generator.device)
-        if not distributed.many():
+        if not distributed.is_distributed():
             return lambda x, y: draw(x.n).cpu()
         # One pass more, to count: each rank's keys are those that its data would have in one process.
         numbers = distributed.gathered(sum(x.n for x, _ in data()))

@@ -28,7 +28,7 @@ def over_ranks(parts: Sequence[Curvature], before: Sequence[Curvature] = ()) -> 
 
     Blocks that a second pass has taken over from the parts `before` it are those of all data already.
     """
-    if not distributed.many():
+    if not distributed.is_distributed():
         return list(parts)
     if before:
         return _second_pass(parts, before)
@@ -37,15 +37,15 @@ def over_ranks(parts: Sequence[Curvature], before: Sequence[Curvature] = ()) -> 
         return []
     own = list(leaves(parts))
     frame = list(parts)
-    if len(holders) < distributed.world():  # those without data learn what it is that they have nothing of
+    if len(holders) < distributed.world_size():  # those without data learn what it is that they have nothing of
         others = distributed.broadcast(frame, holders[0])
         frame = frame or others
     flat = [H if own else None for H in leaves(frame)]
     as_matrix = _too_many_rows([_n_rows(H) for H in flat], [H.p for H in leaves(frame)])
     shared = [_as_matrix(H) if dense else H for H, dense in zip(leaves(frame), as_matrix, strict=True)]
-    sums = iter(distributed.sums([t for H in shared if H.adds_up for t in H.addends()] if own else None))
-    rows = iter(zip(*distributed.gathered([H if own else None for H in shared if not H.adds_up]), strict=True))
-    found = [H.with_sums(sums) if H.adds_up else _stacked(next(rows)) for H in shared]
+    sums = iter(distributed.sums([t for H in shared if H.additive for t in H.addends()] if own else None))
+    rows = iter(zip(*distributed.gathered([H if own else None for H in shared if not H.additive]), strict=True))
+    found = [H.with_sums(sums) if H.additive else _stacked(next(rows)) for H in shared]
     whole = iter(found)
     joined = [_rebuilt(part, whole) for part in frame]
     if len(joined) == 1:
@@ -64,7 +64,7 @@ def decompose_together(blocks: Sequence[Curvature]) -> None:
     """Eigenvectors of all Kronecker factors, each found by one rank and kept by all."""
     kron = [H.factors for H in blocks if isinstance(H, KroneckerCurvature)]
     eigens = [eigen for factors in kron for eigen in (factors.eigen_A, factors.eigen_B) if not eigen.known]
-    if not eigens or not distributed.many():
+    if not eigens or not distributed.is_distributed():
         return
     shapes = [torch.Size((len(e.held), e.held.shape[-1] + 1, e.held.shape[-1])) for e in eigens]
 
@@ -72,7 +72,7 @@ def decompose_together(blocks: Sequence[Curvature]) -> None:
         values, U = eigens[i].pair
         return torch.cat([values[:, None], U.double()], 1)
 
-    found = distributed.shared_work([float(q * d**3) for q, _, d in shapes], decomposed, shapes)
+    found = distributed.split_work([float(q * d**3) for q, _, d in shapes], decomposed, shapes)
     for eigen, both in zip(eigens, found, strict=True):
         both = both.to(eigen.held.device)
         eigen.know(both[:, 0], both[:, 1:])

@@ -28,7 +28,7 @@ class FitStatistics:
     @classmethod
     def over_ranks(cls, own: FitStatistics | None) -> FitStatistics:
         """The sum of all ranks' statistics; None is that of a rank without data."""
-        if own is not None and not distributed.many():
+        if own is not None and not distributed.is_distributed():
             return own
         n = None if own is None else own.likelihood.new_tensor(float(own.n))
         sums = distributed.sums(None if own is None or n is None else [n, own.likelihood, own.gradients])

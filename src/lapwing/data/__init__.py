@@ -1,7 +1,17 @@
 """Everything between the user's loader and (x, encoded y): batches, columns, targets, order."""
 
-from lapwing.data.batches import Batches, Unlabelled, as_batches, as_inputs, is_array
+from lapwing.data.batches import Batches, Unlabelled, as_batches, as_inputs, is_array, pair_of
 from lapwing.data.columns import Columns
 from lapwing.data.inputs import ModelInput, as_input
 
-__all__ = ["Batches", "Columns", "ModelInput", "Unlabelled", "as_batches", "as_input", "as_inputs", "is_array"]
+__all__ = [
+    "Batches",
+    "Columns",
+    "ModelInput",
+    "Unlabelled",
+    "as_batches",
+    "as_input",
+    "as_inputs",
+    "is_array",
+    "pair_of",
+]

@@ -31,7 +31,7 @@ class Batches:
     def __iter__(self) -> Iterator[tuple[ModelInput, Any]]:
         seen, left, shared = 0, _without_padding(self.source), None
         for number, batch in enumerate(self.source):
-            x, y = _split(batch, f"batch {number}", self.columns)
+            x, y = pair_of(batch, f"batch {number}", self.columns)
             if left is not None and x.n > left:
                 x, y = x.rows(slice(0, left)), tuple(v[:left] for v in y) if isinstance(y, tuple) else y[:left]
             if left is not None:
@@ -40,7 +40,7 @@ class Batches:
             shared = x.whole if shared is None else shared
             if x.n:
                 yield replace(x, origin=f"batch {number}", shared=x.shared | shared), y
-        if not seen and not distributed.many():  # of several ranks some may have nothing to do
+        if not seen and not distributed.is_distributed():  # of several ranks some may have nothing to do
             raise InputError(
                 "The data gave no batch: the loader or data set is empty. Check the sampler, `drop_last` and the split."
             )
@@ -61,7 +61,7 @@ class Batches:
 
     def first_of_all(self) -> tuple[ModelInput, Any]:
         """The first batch, where the data are spread over ranks the first that any of them has: all see the same."""
-        return distributed.first_of(lambda: self)
+        return distributed.first_item(lambda: self)
 
     @property
     def in_memory(self) -> bool:
@@ -214,7 +214,8 @@ class _Arrays:
             yield self.x.rows(rows), y
 
 
-def _split(batch: Any, where: str, columns: Columns | None) -> tuple[ModelInput, Any]:
+def pair_of(batch: Any, where: str, columns: Columns | None) -> tuple[ModelInput, Any]:
+    """A batch as (x, targets): a pair, or a mapping that holds the labels."""
     if isinstance(batch, Mapping):
         x, y = (columns or Columns()).split(batch, where)
     elif isinstance(batch, tuple | list) and len(batch) == 2:

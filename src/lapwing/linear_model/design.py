@@ -107,7 +107,7 @@ class StoredDesign(Design):
 
     def direct(self, sites: Sites, P0: GroupedDiagonal) -> DirectSolver | None:
         key = sites, P0.n_groups
-        if key not in self._solvers and not distributed.many():  # ranks hold some of the rows each
+        if key not in self._solvers and not distributed.is_distributed():  # ranks hold some of the rows each
             k, n = self.pieces[0].f.shape[1], sum(len(piece.f) for piece in self.pieces)
             order = sites.split(torch.arange(n * k, device=P0.index.device).reshape(n, k)).flatten()
             J, rows = [piece.J for piece in self.pieces], [piece.rows for piece in self.pieces]
@@ -164,7 +164,7 @@ def design(linearised: Linearised, source: Source, *, n: int, most_floats: int, 
     size = n * linearised.layout.p
     if is_stored(n * linearised.k, linearised.layout.p, most_floats, most_work):
         return StoredDesign(tuple(_stored(linearised, source)), size)
-    first = distributed.first_of(source)[0]
+    first = distributed.first_item(source)[0]
     jvp = choose_jvp(linearised, first)
     pushes = jvp in FORWARD and can_push(linearised, first)
     return StreamedDesign(linearised, source, jvp, pushes, size)

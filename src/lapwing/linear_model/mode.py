@@ -228,9 +228,9 @@ def _conjugate_gradients(
     over: Callable[[], bool] = lambda: False,
 ) -> tuple[Float[Tensor, " p"], list[Along], int]:
     """d ≈ H(θ)⁻¹ g to a residual of rtol in the preconditioner's norm, with the outputs' way along it."""
-    exactly = problem.design.precise and preconditioner.of_weights
+    exactly = problem.design.precise and preconditioner.has_weights
     # A factorisation is the inverse itself: one product, or a second against rounding, meets any tolerance.
-    solve = problem.factorised(at.outputs) or (preconditioner.solve if exactly else preconditioner.rough_solve)
+    solve = problem.factorised(at.outputs) or (preconditioner.solve if exactly else preconditioner.approximate_solve)
     x, r = torch.zeros_like(g), g.clone()
     along: list[Along] = []
     z = solve(r)

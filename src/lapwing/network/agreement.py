@@ -34,7 +34,7 @@ def agreed(linearised: Linearised, wrapped: bool) -> Linearised:
 
     DistributedDataParallel lets the buffers of ranks drift apart and takes those of rank 0; so do we.
     """
-    if not distributed.many():
+    if not distributed.is_distributed():
         return linearised
     network = linearised.network
     if wrapped:
@@ -43,7 +43,7 @@ def agreed(linearised: Linearised, wrapped: bool) -> Linearised:
     _check_same({name: _digest(t) for name, t in network.tensors.items()})
     layout = linearised.layout
     chosen = None if layout.selection is None else _digest(layout.selection)
-    distributed.same_everywhere("The set of inferred parameters", (tuple(layout.names), chosen))
+    distributed.require_equal("The set of inferred parameters", (tuple(layout.names), chosen))
     return replace(linearised, network=network)
 
 

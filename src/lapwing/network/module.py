@@ -122,32 +122,40 @@ class Network:
     def placed(self, x: ModelInput) -> ModelInput:
         """Inputs on the model's device; floating-point ones in the model's dtype."""
 
-        def place(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            dtype = self.dtype if value.is_floating_point() and self.dtype is not None else value.dtype
-            moved = value.detach().to(self.device, dtype)
-            return moved.clone() if moved.is_inference() else moved
-
-        return x.mapped(place, x.n)
+        return placed(x, self.device, self.dtype)
 
     def __call__(self, x: ModelInput, replaced: Mapping[str, Tensor]) -> Tensor:
         """The raw output with some tensors replaced; of a borrowed network only."""
         fresh = {name: self.tensors[name].clone() for name in self.buffers}  # a forward pass may write into these
         install(self.model, {**self.tensors, **fresh, **replaced}, self.aliases)
-        return _logits(self._forward(x))
+        return called(self.model, x)
 
-    def _forward(self, x: ModelInput) -> Any:
-        try:
-            return self.model(*x.args, **x.kwargs)
-        except (LapwingError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            raise ModelError(
-                f"The model's own forward pass raised {type(error).__name__}: {error} "
-                f"(it was called with {x.described()}). Check that the data are what the model was trained on."
-                f"{_no_forward_advice(error) or x.advice() or _columns_advice(error, x)}"
-            ) from error
+
+def placed(x: ModelInput, device: torch.device, dtype: torch.dtype | None) -> ModelInput:
+    """Inputs on a device; floating-point ones in a dtype, where there is one."""
+
+    def place(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        moved = value.detach().to(device, dtype if value.is_floating_point() and dtype is not None else value.dtype)
+        return moved.clone() if moved.is_inference() else moved
+
+    return x.mapped(place, x.n)
+
+
+def called(model: nn.Module, x: ModelInput) -> Tensor:
+    """The outputs of a module as it is; errors of its own forward pass say so."""
+    try:
+        output = model(*x.args, **x.kwargs)
+    except (LapwingError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"The model's own forward pass raised {type(error).__name__}: {error} "
+            f"(it was called with {x.described()}). Check that the data are what the model was trained on."
+            f"{_no_forward_advice(error) or x.advice() or _columns_advice(error, x)}"
+        ) from error
+    return _logits(output)
 
 
 def _logits(output: Any) -> Tensor:

@@ -24,12 +24,13 @@ from lapwing.operators.kronecker_factors import (
     KroneckerFactors,
     SplitDamping,
 )
-from lapwing.operators.low_rank import LowRankCurvature, LowRankPrecision, RootKernels, stacked
+from lapwing.operators.low_rank import LowRankCurvature, LowRankPrecision
 from lapwing.operators.matrix_free import MatrixFreeCurvature, MatrixFreePrecision, MatrixProducts
 from lapwing.operators.quadratic_forms import inv_quads
+from lapwing.operators.root_kernels import RootKernels
 from lapwing.operators.sampled import SampledCurvature, SampledPrecision
 from lapwing.operators.separate import SeparateCurvature, SeparatePrecision
-from lapwing.operators.written_rows import WrittenRows
+from lapwing.operators.written_rows import WrittenRows, stacked
 
 __all__ = [
     "MOST_KEPT",

@@ -1,7 +1,8 @@
-"""Kronecker curvature of a layer: H = B ⊗ A in row-major W (out, in), for q parallel maps.
+"""Kronecker-factored curvature (KFAC) of a layer: H = B ⊗ A for row-major W (out, in), for q parallel maps.
 
-A is the mean of a aᵀ over data and positions, B the sum of g gᵀ. In the eigenbases of the two the precision is
-diagonal, so every verb is a rotation and an elementwise operation, and a new prior costs no new decomposition.
+A is the mean of a aᵀ over data and positions (a: layer inputs), B the sum of g Λ gᵀ (g: output gradients). In the
+eigenbasis U_B ⊗ U_A the precision is diagonal: every method is a rotation and an elementwise operation, and a new prior
+needs no new eigendecomposition.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from lapwing.operators.coordinates import Coordinates
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
 from lapwing.operators.kronecker_factors import Basis, Damping, KroneckerFactors
 
-MOST_KEPT = 1 << 20  # inverse eigenvalues of a layer that are kept; more are made anew for every piece of the inputs
-_DOWNDATED = {torch.float64: 1e-9, torch.float32: 1e-5}  # how far below zero a difference of sums may be by rounding
-_MANY_PRODUCTS = 1 << 14  # eigenvalues of a map from which on their sums are convolutions
+MOST_KEPT = 1 << 20  # inverse eigenvalues of a layer that are cached; more are recomputed for every piece of the data
+_DOWNDATED = {torch.float64: 1e-9, torch.float32: 1e-5}  # relative rounding error of eigenvalues after a downdate
+_MANY_PRODUCTS = 1 << 14  # eigenvalues a_i b_j of a map from which their sums are computed on a grid
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,14 +37,14 @@ class KroneckerCurvature(Curvature):
     factors: KroneckerFactors
     scale: Scalar
     damping: Damping
-    adds_up = True
+    additive = True
 
     @property
     def p(self) -> int:  # type: ignore[override]
         return sum(s.stop - s.start for s in self.arrangement.slices)
 
     @property
-    def adds_prior(self) -> bool:  # type: ignore[override]
+    def exact_prior(self) -> bool:  # type: ignore[override]
         return self.damping.adds
 
     def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
@@ -73,7 +74,7 @@ class KroneckerCurvature(Curvature):
         return replace(self, scale=c * self.scale)
 
     def mixed(self, others: Sequence[KroneckerCurvature], scales: Float[Tensor, " g"]) -> KroneckerCurvature:
-        # Parts of the same data share A; curvatures of other data add to its sum and its count.
+        # Parts of one pass share A: only B adds up. Curvatures of other data add to the sum and the count of A too.
         parts = (self, *others)
         B_sum = _weighted_sum((c * H.scale, H.factors.B_sum) for c, H in zip(scales, parts, strict=True))
         if all(H.factors.same_inputs(self.factors) for H in others):
@@ -84,7 +85,7 @@ class KroneckerCurvature(Curvature):
         return replace(self, factors=factors, scale=torch.ones_like(self.scale))
 
     def joined(self, others: Sequence[KroneckerCurvature]) -> KroneckerCurvature:
-        """Sums of other data, even where they happen to be equal to these."""
+        """Unlike `mixed`, treats the others as different data even if their A happens to be equal."""
         parts = (self, *others)
         B_sum = _weighted_sum((H.scale, H.factors.B_sum) for H in parts)
         A_sum, count = reduce(torch.add, (H.factors.A_sum for H in parts)), sum(H.factors.count for H in parts)
@@ -101,7 +102,8 @@ class KroneckerCurvature(Curvature):
         return replace(self, factors=KroneckerFactors(A_sum, count, B_sum), scale=torch.ones_like(self.scale))
 
     def addends(self) -> tuple[Tensor, ...]:
-        """Σ a aᵀ, its count, and Σ g gᵀ. A layer that none of these data went through has no inputs to count."""
+        """Σ a aᵀ, its count, and c Σ g Λ gᵀ."""
+        # A layer that this rank's data did not pass through has a default count of 1, which must not be added.
         seen = self.factors.count > 1 or bool(self.factors.eigen_A.diagonal().any())
         count = torch.tensor(self.factors.count * seen, dtype=torch.float64)
         return self.factors.A_sum, count, self.scale * self.factors.B_sum
@@ -116,13 +118,13 @@ class KroneckerCurvature(Curvature):
         a, b, delta = self.factors.a, self.scale * self.factors.b, one_precision(P0, self.name)
         return RotatedPrecision(self.arrangement, self.factors.basis, lambda: self.damping.eigenvalues(a, b, delta))
 
-    def undecomposed(self, P0: GroupedDiagonal) -> RotatedPrecision:
+    def unfactorised(self, P0: GroupedDiagonal) -> RotatedPrecision:
         layer, factors = self.arrangement, self.factors
         basis = Basis(factors.A_sum.clone(), factors.B_sum.clone())
         return RotatedPrecision(layer, basis, lambda: P0.values.new_ones(layer.q, layer.o, layer.i))
 
     def coordinates(self, P0: GroupedDiagonal) -> Coordinates | None:
-        if not P0.isotropic or not self.adds_prior:
+        if not P0.isotropic or not self.exact_prior:
             return None
         rotate = self.factors.basis.rotate
         return Coordinates(self.spectrum(), P0.index, lambda v: rotate(self.arrangement.matrices(v)).flatten(-3))
@@ -133,13 +135,13 @@ class KroneckerCurvature(Curvature):
 
 @dataclass(frozen=True, eq=False)
 class EigenCurvature(Curvature):
-    """EKFAC: U diag(s) Uᵀ with U = U_B ⊗ U_A, and s the curvature along each axis (George et al., 2018)."""
+    """EKFAC (George et al., 2018): H = U diag(s) Uᵀ with U = U_B ⊗ U_A and s = diag UᵀHU, the curvature along U."""
 
     name: str
     arrangement: Arrangement
     basis: Basis
     s: Float[Tensor, "q o i"]
-    adds_up = True
+    additive = True
 
     @property
     def p(self) -> int:  # type: ignore[override]
@@ -150,7 +152,7 @@ class EigenCurvature(Curvature):
         return self.arrangement.flat(self.basis.back(self.s * W), self.p)
 
     def diagonal(self) -> Float[Tensor, " p"]:
-        return self.arrangement.flat(self.basis.through_squares(self.s), self.p)
+        return self.arrangement.flat(self.basis.squared_diagonal(self.s), self.p)
 
     def spectrum(self) -> Float[Tensor, " p"]:
         return self.s.flatten()
@@ -171,7 +173,7 @@ class EigenCurvature(Curvature):
         return (self.s,)
 
     def with_sums(self, sums: Iterator[Tensor]) -> EigenCurvature:
-        """The axes were found together, so they are the same for all data."""
+        """Sum of s. The eigenbasis was computed from the factors of all ranks, so it is the same on each."""
         return replace(self, s=next(sums))
 
     def plus(self, P0: GroupedDiagonal) -> RotatedPrecision:
@@ -190,11 +192,12 @@ class EigenCurvature(Curvature):
 
 @dataclass(frozen=True, eq=False)
 class RotatedPrecision(Precision):
-    """P = U diag(E) Uᵀ with U = U_B ⊗ U_A: diagonal after a rotation of inputs and outputs."""
+    """P = U diag(E) Uᵀ with U = U_B ⊗ U_A: diagonal in the Kronecker eigenbasis."""
 
     arrangement: Arrangement
     basis: Basis
-    eigenvalues: Callable[[], Float[Tensor, "q o i"]]  # made when asked for: predictions keep their inverses alone
+    # A function: predictions need only the inverse eigenvalues, so E itself is not kept in memory.
+    eigenvalues: Callable[[], Float[Tensor, "q o i"]]
 
     @property
     def E(self) -> Float[Tensor, "q o i"]:
@@ -210,7 +213,7 @@ class RotatedPrecision(Precision):
     def solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
         return self._through(v, 1 / self.E)
 
-    def rough_solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+    def approximate_solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
         U_B, U_A = self.basis.at(torch.float32)
         W = U_B.mT @ self.arrangement.matrices(v.float()) @ U_A
         W = U_B @ (W * self._single_inverse.reshape(W.shape[-3:])) @ U_A.mT
@@ -232,7 +235,7 @@ class RotatedPrecision(Precision):
         return rotated.cross(rotated, GroupedDiagonal(self._inverse, every))
 
     def inv_diagonal(self) -> Float[Tensor, " p"]:
-        return self.arrangement.flat(self.basis.through_squares(1 / self.E), self.p)
+        return self.arrangement.flat(self.basis.squared_diagonal(1 / self.E), self.p)
 
     def logdet(self) -> Scalar:
         return self.E.log().sum()
@@ -241,7 +244,7 @@ class RotatedPrecision(Precision):
         return self.mv(torch.eye(self.p, dtype=torch.float64, device=self.basis.U_A.device))
 
     def _rotated(self, J: Rows) -> Iterator[tuple[Rows, Float[Tensor, " p"]]]:
-        """The rows of some data at a time in the eigenbasis, and the inverse eigenvalues in their dtype."""
+        """Pieces of the rows in the eigenbasis, each with the inverse eigenvalues in its dtype."""
         inverses: dict[torch.dtype, Tensor] = {}
         for some in J.pieces():
             rows = some.rotated(self.basis)
@@ -269,7 +272,7 @@ class RotatedPrecision(Precision):
         return self._as_single()
 
     def _as_single(self) -> Float[Tensor, " p"]:
-        return self.E.reciprocal_().flatten().float()  # made anew, and nobody else's
+        return self.E.reciprocal_().flatten().float()  # in place: `E` is a new tensor on every access
 
     def _through(self, v: Tensor, E: Tensor) -> Tensor:
         W = self.basis.rotate(self.arrangement.matrices(v))
@@ -277,7 +280,10 @@ class RotatedPrecision(Precision):
 
 
 def one_precision(P0: GroupedDiagonal, name: str) -> Scalar:
-    """The block's single prior precision: a Kronecker product plus an uneven diagonal has no cheap inverse."""
+    """The prior precision δ of a block, or a StructureError if it is not constant.
+
+    B ⊗ A + δ I is diagonal in the Kronecker eigenbasis; B ⊗ A plus any other diagonal is not.
+    """
     if not P0.isotropic:
         sizes = ", ".join(str(int(size)) for size in P0.sizes[:4])
         raise StructureError(
@@ -289,5 +295,5 @@ def one_precision(P0: GroupedDiagonal, name: str) -> Scalar:
 
 
 def _weighted_sum(terms: Iterable[tuple[Scalar, Float[Tensor, "q d d"]]]) -> Float[Tensor, "q d d"]:
-    """Σ c M, in the dtype of the matrices."""
+    """Σ c M. The scales have no axes, so the result keeps the dtype of the matrices."""
     return reduce(torch.add, (c * M for c, M in terms))

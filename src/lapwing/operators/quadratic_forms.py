@@ -1,4 +1,4 @@
-"""J P⁻¹ Jᵀ under several precisions on one curvature, which differ in their prior alone."""
+"""Quadratic forms J P_s⁻¹ Jᵀ under several precisions with the same curvature and different priors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INVERSE_FLOATS = 1 << 24  # of inverses at several scales
 
 
 def inv_quads(precisions: Sequence[Precision], J: Rows) -> Float[Tensor, "s n c c"]:
-    """J P_s⁻¹ Jᵀ for each of them. Kronecker blocks share an eigenbasis: rows are rotated once."""
+    """J_n P_s⁻¹ J_nᵀ for every precision s. Kronecker blocks share their eigenbasis, so rows are rotated only once."""
     first = precisions[0]
     if isinstance(first, BlockDiagonalPrecision):
         blocks = zip(*(P.blocks for P in precisions if isinstance(P, BlockDiagonalPrecision)), strict=True)

@@ -136,7 +136,7 @@ class Rehearsal:
         with Ledger() as ledger:
             P0 = GroupedDiagonal.identity(curvature.p, self.linearised.network.device)
             H = curvature.scaled(P0.values[0])  # kept, as the posterior keeps it
-            weights = WeightGaussian(self.linearised, H.undecomposed(P0), piece.n * piece.columns)
+            weights = WeightGaussian(self.linearised, H.unfactorised(P0), piece.n * piece.columns)
             if weights.many_outputs and isinstance(self.likelihood, Bernoulli | Categorical):
                 antithetic_draws(weights, x, P0.diagonal.new_zeros(FUNCTION_PAIRS, curvature.p))
             else:

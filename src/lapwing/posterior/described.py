@@ -37,6 +37,8 @@ def _span(values: Float[Tensor, " g"]) -> str:
 
 
 def _history(posterior: Fitted) -> str:
+    if posterior.trained is not None:
+        return f"trained by {posterior.trained.by}"
     if posterior.refinement is not None:
         return f'refined by "{posterior.refinement.by}"'
     if posterior.history:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from lapwing._types import Float, Tensor
 from lapwing.linear_model import Refinement
+from lapwing.posterior.trained import Trained
 
 NOISE_BOUNDS = (1e-3, 1e3)  # of a noise, relative to the root mean squared residual of the network
 TRUST_MARGIN = 0.03  # nats per datum
@@ -89,6 +90,28 @@ class Finding:
         )
         advice = "" if report.converged else "It stopped before it converged: the mean is on the way, not there."
         return Finding("refinement", value, not report.converged, advice)
+
+    @staticmethod
+    def of_training(trained: Trained) -> Iterator[Finding]:
+        """How far the variances went, and the bound."""
+        yield Finding("training", f"by {trained.by}, KL times {trained.beta:.3g}", False, "")
+        concern = trained.unmoved > 0.5
+        advice = (
+            "Training ended before the variances had moved: more epochs, a larger learning rate, or a larger "
+            "multiplier of theirs."
+            if concern
+            else ""
+        )
+        yield Finding("variances where they started", f"{trained.unmoved:.1%}", concern, advice)
+        concern = trained.reverted > 0.9
+        advice = (
+            "The data say next to nothing about the weights: a smaller network or β, or more data." if concern else ""
+        )
+        yield Finding("variances at the prior's", f"{trained.reverted:.1%}", concern, advice)
+        if trained.bound is not None:
+            value = f"ELBO {trained.elbo:.6g}: expected log likelihood {trained.bound.expected_log_lik:.6g}"
+            tempered = "" if trained.beta == 1 else "Training maximised another bound, with the KL tempered by β."
+            yield Finding("bound on log p(D)", f"{value}, KL {trained.bound.kl:.6g}", False, tempered)
 
     @staticmethod
     def of_average(in_expectation: bool, validated: bool) -> Iterator[Finding]:

@@ -33,6 +33,10 @@ def findings(posterior: Fitted) -> Iterator[Finding]:
     yield from Finding.of_selection(layout.selected_by, int((bends == 0).sum()), layout.p)
     if not layout.p:  # a subnetwork of no weights: nothing is left to say
         return
+    if posterior.trained is not None:
+        yield from Finding.of_training(posterior.trained)
+        yield Finding.of_structure(posterior.structure.described, posterior.why)
+        return
     if posterior.untuned:
         yield Finding.of_placeholders()
     yield from _gradient_findings(posterior)
@@ -97,7 +101,7 @@ def training_gap(posterior: Fitted, data: Batches) -> float:
 
     Of data that are dealt out among ranks the first of each, which together are the first of all.
     """
-    left, gap, count = -(-_MOST_CHECKED // distributed.world()), 0.0, 0
+    left, gap, count = -(-_MOST_CHECKED // distributed.world_size()), 0.0, 0
     for x, y in data:
         predictive, network, n = training_check(posterior, x, y, left)
         gap, count, left = gap + n * (predictive - network), count + n, left - n
@@ -138,7 +142,7 @@ def _mode_findings(posterior: Fitted) -> Iterator[Finding]:
 
 def dimension_by_layer(posterior: Fitted) -> dict[str, tuple[float, int]]:
     """γ and the number of parameters of each module: Σ (1 − δ_i (P⁻¹)_ii)."""
-    if not posterior.precision.of_weights:
+    if not posterior.precision.has_weights:
         return _dimension_by_group(posterior)
     each = 1 - posterior.prior.P0.diagonal.detach() * posterior.precision.inv_diagonal().detach()
     return {

@@ -23,6 +23,7 @@ from lapwing.operators import Curvature, Precision, SeparatePrecision
 from lapwing.posterior import evidence
 from lapwing.posterior.diagnosis import NOISE_BOUNDS, PRECISION_BOUNDS
 from lapwing.posterior.sampling import WeightDraws, weight_deviations
+from lapwing.posterior.trained import N_DRAWS, Trained
 from lapwing.predictive import FUNCTION_PAIRS, WeightGaussian
 from lapwing.predictive.link_rules import DEFAULT, Link
 from lapwing.priors import GaussianPrior
@@ -76,6 +77,7 @@ class Fitted:
     draws: WeightDraws | None = None  # what lw.tune(by="em") found hyperparameters with, and goes on from
     columns: Columns | None = None  # what mapping batches hold, where `lw.fit` was told
     untuned: bool = False  # the prior, and a noise that is estimated, are the defaults of lw.fit: nobody chose them
+    trained: Trained | None = None  # by an objective of lw.train; None: fitted
     first_predict: _Once = field(default_factory=_Once)  # a posterior that is untuned says so then
 
     @property
@@ -196,6 +198,7 @@ class Fitted:
     @plain_tensors()
     def log_lik(self) -> Scalar:
         """κ Σ log p(y | f(x; θ*))."""
+        self.check_fitted("log_lik", "the expected log likelihood is posterior.trained.bound.expected_log_lik")
         return self.likelihood_scale * self.likelihood.log_lik(self.estimate.statistics.likelihood)
 
     def log_evidence(self) -> Scalar:
@@ -208,6 +211,7 @@ class Fitted:
     @plain_tensors()
     def evidence(self) -> evidence.Evidence:
         """The evidence with its three terms apart."""
+        self.check_fitted("log_evidence", "its lower bound on log p(D) is posterior.trained.elbo")
         if self.refinement is not None and self.refinement.bound is not None:
             raise StructureError(
                 "A variational posterior is at no mode, so there is no Laplace evidence at it: its lower bound on "
@@ -240,8 +244,14 @@ class Fitted:
         gradient = self.gradient_at(at.statistics)
         return evidence.mode_of_quadratic(gradient, self.curvature, self.precision, self.prior, at.theta)
 
+    def check_fitted(self, what: str, instead: str) -> None:
+        """A trained posterior has no Laplace evidence, whose terms are taken at the weights of a fit."""
+        if self.trained is not None:
+            raise StructureError(f"{what}: this posterior was trained, by {self.trained.by}: {instead}.")
+
     def data_gradient(self) -> Float[Tensor, " p"]:
         """κ ∇ log p(D | θ) at the trained weights."""
+        self.check_fitted("data_gradient", "training keeps no gradient over all data")
         return self.gradient_at(self.estimate.statistics)
 
     def gradient_at(self, statistics: FitStatistics) -> Float[Tensor, " p"]:
@@ -298,6 +308,11 @@ class Fitted:
         The exact covariance takes a row of J for each of them; a draw takes one product with J for all.
         """
         return self.weights.many_outputs and isinstance(self.likelihood, Bernoulli | Categorical)
+
+    @property
+    def usual_predictive(self) -> tuple[str, int]:
+        """How predictions are made unless told otherwise, and how many draws they average."""
+        return ("glm", N_DRAWS) if self.trained is None else (self.trained.predictive, self.trained.n_draws)
 
     @property
     def n_functions(self) -> int:

@@ -15,6 +15,7 @@ from lapwing.data import ModelInput, as_inputs
 from lapwing.errors import InputError, StructureError, located
 from lapwing.linear_model import in_data_order
 from lapwing.posterior.fitted import Fitted
+from lapwing.posterior.trained import N_DRAWS
 from lapwing.predictive import FUNCTION_PAIRS, Frame, Prediction
 from lapwing.predictive.link_rules import DEFAULT, as_link
 from lapwing.runtime.arguments import choose, counted, seeded
@@ -33,20 +34,22 @@ def predicted(
     posterior: Fitted,
     x: Any,
     *,
-    predictive: str = "glm",
+    predictive: str | None = None,
     link: Any = None,
-    n_samples: int = 1000,
+    n_samples: int | None = None,
     generator: torch.Generator | None = None,
     progress: bool | None = None,
 ) -> Prediction:
     """`predict` for callers inside the library, who know whether the posterior is tuned."""
-    n_samples = counted("n_samples", n_samples)
+    usual, n_usual = posterior.usual_predictive
+    n_usual = n_usual if predictive is None else N_DRAWS
+    predictive, n_samples = predictive or usual, n_usual if n_samples is None else counted("n_samples", n_samples)
     rule = posterior.readout.link if link is None else as_link(link)
     frame = Frame(posterior.sites, posterior.dtype, rule, n_samples, seeded(generator))
-    ways = {"glm": _by_glm if generator is not None else _by_usual_glm, "bnn": _by_bnn}
+    ways = {"glm": _by_glm if generator is not None else _by_usual_glm, "bnn": _by_bnn, "mean": _at_mean}
     of_piece = choose("predictive", predictive, ways)(posterior, frame)
     few = predictive == "glm" and posterior.averages_functions and frame.link == DEFAULT
-    n_draws = min(n_samples, posterior.n_functions) if few else n_samples
+    n_draws = 1 if predictive == "mean" else min(n_samples, posterior.n_functions) if few else n_samples
     many = as_inputs(x, posterior.columns)
     if many is None:
         one = replace(posterior.given(x), origin="")
@@ -111,6 +114,14 @@ def _by_bnn(posterior: Fitted, frame: Frame) -> _OfPiece:
     if posterior.shift is not None:
         deviations = deviations + posterior.shift
     return lambda at_x, x: _by_draws(at_x, predictive.network_draws(at_x.linearised, x, deviations), frame)
+
+
+def _at_mean(posterior: Fitted, frame: Frame) -> _OfPiece:
+    """f(x; μ); of a refined posterior, whose mean is one of the linear model, f(x; θ*) + J (μ − θ*)."""
+    if posterior.refinement is not None:
+        return lambda at_x, x: _by_draws(at_x, predictive.mean_outputs(at_x.weights, x)[None], frame)
+    shift = torch.zeros_like(posterior.linearised.theta) if posterior.shift is None else posterior.shift
+    return lambda at_x, x: _by_draws(at_x, predictive.network_draws(at_x.linearised, x, shift[None]), frame)
 
 
 def _by_draws(posterior: Fitted, f: Float[Tensor, "s n k"], frame: Frame) -> Prediction:

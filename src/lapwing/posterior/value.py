@@ -97,13 +97,18 @@ class Posterior(Fitted):
         self,
         x: Any,
         *,
-        predictive: str = "glm",
+        predictive: str | None = None,
         link: Any = None,
-        n_samples: int = 1000,
+        n_samples: int | None = None,
         generator: torch.Generator | None = None,
         progress: bool | None = None,
     ) -> Prediction:
-        """The predictive distribution at x: linearised ("glm") or by sampled weights through the network ("bnn").
+        """The predictive distribution at x: linearised ("glm"), by sampled weights through the network ("bnn"), or the
+        network at the posterior's mean ("mean", without epistemic uncertainty).
+
+        Unless told otherwise: "glm" after `lw.fit`, "mean" of a posterior trained by Variational Laplace, and "bnn"
+        with 10 draws of one trained by mean-field variational inference, as their papers predict. `n_samples`: 1000
+        elsewhere.
 
         `x`: the inputs of one batch, or a DataLoader, data set or other iterable of batches, with or without targets,
         which are left out; the prediction is then of all rows, in the order of the data set, and the same as that of
@@ -152,7 +157,7 @@ class Posterior(Fitted):
             self, likelihood=likelihood, likelihood_scale=scale, readout=replace(self.readout, noise_std=None)
         )
 
-    @distributed.together("posterior.updated")
+    @distributed.collective_call("posterior.updated")
     @plain_tensors()
     def updated(self, more_data: Any, *, progress: bool | None = None) -> Posterior:
         """The posterior after more data: their curvature and statistics are added at the same weights.
@@ -165,7 +170,7 @@ class Posterior(Fitted):
         longer = self.covering(batches)
         return longer.with_estimate(self.estimate.joined([longer._estimated(batches, progress)]))
 
-    @distributed.together("posterior.downdated")
+    @distributed.collective_call("posterior.downdated")
     @plain_tensors()
     def downdated(self, data: Any, *, progress: bool | None = None) -> Posterior:
         """The posterior without some of its data: their curvature and statistics are taken out at the same weights.
@@ -217,6 +222,12 @@ class Posterior(Fitted):
 
     def check_unrefined(self, what: str) -> None:
         """A refined mean and curvature belong to one prior, one likelihood and the data they were found with."""
+        if self.trained is not None:
+            raise StructureError(
+                f"{what}: this posterior was trained, by {self.trained.by}; mean and variances belong to the prior, "
+                "the likelihood and the data of that training. Train with others, or fit the trained network: "
+                "lw.fit(model, data, likelihood)."
+            )
         if self.refinement is not None:
             raise StructureError(
                 f"{what}: this posterior was refined under its own prior, likelihood and data; under others its mean "
@@ -293,6 +304,7 @@ _PUBLIC = {
     "sample",
     "save",
     "structure",
+    "trained",
     "updated",
     "why",
     "with_likelihood",

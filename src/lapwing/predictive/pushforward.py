@@ -52,7 +52,7 @@ class WeightGaussian:
     @property
     def by_rows(self) -> bool:
         """Whether only rows of J can be moved: every output has weights of its own, or rows come many at a time."""
-        return self.precision.gathers or not self.precision.of_weights
+        return self.precision.prefers_large_batches or not self.precision.has_weights
 
     @property
     def many_outputs(self) -> bool:
@@ -92,7 +92,7 @@ class WeightGaussian:
             yield x if step >= x.n else x.rows(slice(start, start + step))
 
     def _linearised_at(self, x: ModelInput) -> tuple[Float[Tensor, "n k"], Jacobian]:
-        f, J = self._gathered(x) if self.precision.gathers else self._traced(x)
+        f, J = self._gathered(x) if self.precision.prefers_large_batches else self._traced(x)
         if self.shift is not None:
             f = f + J.mv(self.shift[None])[0].double()
         return f, J

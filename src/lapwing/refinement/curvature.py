@@ -20,7 +20,7 @@ from lapwing.runtime import distributed
 
 def curved_at(posterior: Posterior, source: Source, shift: Float[Tensor, " p"]) -> Posterior:
     """The same posterior, its curvature in the same structure at the outputs f + J (θ − θ̃) of the linear model."""
-    jvp = choose_jvp(posterior.linearised, distributed.first_of(source)[0])
+    jvp = choose_jvp(posterior.linearised, distributed.first_item(source)[0])
 
     def shifted(trace: Trace) -> torch.Tensor:
         return trace.outputs + jvp(trace, shift[None])[0].to(trace.outputs)

@@ -83,7 +83,10 @@ def _constant_curvature(posterior: Posterior) -> bool:
 
 def _found(posterior: Posterior, source: Passes, most_floats: int, adam: Adam | None) -> Found:
     start = Expansion(posterior.linearised.theta, posterior.estimate.statistics, follows=False)
-    if not distributed.many() and posterior.n_data * posterior.linearised.k * posterior.layout.p <= most_floats:
+    if (
+        not distributed.is_distributed()
+        and posterior.n_data * posterior.linearised.k * posterior.layout.p <= most_floats
+    ):
         model = gathered(posterior, source)
         return found_in_memory(model, posterior) if adam is None else _by_adam(_problem(model), posterior, start, adam)
     # Ranks keep J of their own data at most, and sum products with it.

@@ -117,7 +117,7 @@ def as_rows(M: Float[Tensor, "n c p"]) -> Jacobian:
 def gathered(posterior: Posterior, source: Source) -> LinearModel:
     """One pass: f, J and y of all data, term by term. Ranks send each other theirs, and all have the same model."""
     sites, p = posterior.sites, posterior.layout.p
-    f, J, y, own = _over_ranks(posterior, source) if distributed.many() else _in_place(posterior, source)
+    f, J, y, own = _over_ranks(posterior, source) if distributed.is_distributed() else _in_place(posterior, source)
     n = len(f)
     return LinearModel(
         f.reshape(n * sites.t, sites.c),

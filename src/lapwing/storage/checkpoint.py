@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
@@ -19,7 +19,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lapwing.curvature import Fisher, Keeper, Structure
 from lapwing.data import Batches, ModelInput
@@ -27,6 +27,7 @@ from lapwing.errors import InputError, InputTypeError, StorageError, StructureEr
 from lapwing.likelihoods import CustomLikelihood, Likelihood
 from lapwing.linear_model import unshuffled
 from lapwing.network.linearised import Linearised
+from lapwing.network.module import Network
 from lapwing.posterior import Posterior
 from lapwing.runtime import distributed
 from lapwing.storage import container
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from typing import Self  # Python 3.11; annotations are not evaluated
 
 _FIT, _TUNING = "progress.lapwing", "tuning.lapwing"
+_TRAINING, _RECONSTRUCTION = "training.lapwing", "reconstruction.lapwing"
 Binding = dict[str, str]
 
 
@@ -92,9 +94,32 @@ def tuning_binding(
         "the likelihood": "own" if own else encoder.encode(posterior.likelihood, "likelihood"),
         "the prior": encoder.encode(posterior.prior, "prior"),
         "the curvature": encoder.encode(posterior.estimate, "estimate"),
-        "the number of ranks": distributed.world(),
+        "the number of ranks": distributed.world_size(),
         "the data, or their order,": reduce(_digest, data, ""),
         **{f"the argument {name}": value for name, value in arguments.items()},
+    }
+    return _hashed(facts, encoder)
+
+
+def training_binding(model: nn.Module, arguments: dict[str, Any]) -> Binding:
+    """The tensors of the model by name and shape, since their values are what training changes; and how it is trained.
+
+    Functions are known by their names only.
+    """
+    tensors = {name: [str(t.dtype), list(t.shape)] for name, t in model.state_dict().items() if isinstance(t, Tensor)}
+    facts = {"the model": tensors, "the number of ranks": distributed.world_size()}
+    return _hashed(
+        {**facts, **{f"the argument {name}": value for name, value in arguments.items()}}, Encoder(progress_table())
+    )
+
+
+def reconstruction_binding(network: nn.Module, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Binding:
+    """The network before its training, what it is trained on, and how."""
+    encoder = Encoder(progress_table())
+    facts = {
+        "the network": described(Network.lent(network)),
+        **{name: encoder.encode(tensor, name) for name, tensor in tensors.items()},
+        **{f"the argument {name}": value for name, value in options.items()},
     }
     return _hashed(facts, encoder)
 
@@ -132,6 +157,14 @@ class Checkpoint(Keeper):
     @classmethod
     def of_tuning(cls, directory: Any, every: Any, bound_to: Binding, device: torch.device) -> Self:
         return cls(_directory(directory) / _TUNING, _seconds(every), bound_to, device)
+
+    @classmethod
+    def of_training(cls, directory: Any, every: Any, bound_to: Binding, device: torch.device) -> Self:
+        return cls(_directory(directory) / _TRAINING, _seconds(every), bound_to, device)
+
+    @classmethod
+    def of_reconstruction(cls, directory: Any, every: Any, bound_to: Binding, device: torch.device) -> Self:
+        return cls(_directory(directory) / _RECONSTRUCTION, _seconds(every), bound_to, device)
 
     def resumed(self) -> dict[str, Any] | None:
         state = self.read(self.path)
@@ -221,7 +254,7 @@ def _directory(directory: Any) -> Path:
     """Ranks keep their own progress, each in a directory of its own."""
     if not isinstance(directory, str | os.PathLike):
         raise InputTypeError(f"checkpoint: expected the path of a directory, got {type(directory).__name__}.")
-    path = Path(directory, f"rank{distributed.rank()}") if distributed.many() else Path(directory)
+    path = Path(directory, f"rank{distributed.rank()}") if distributed.is_distributed() else Path(directory)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

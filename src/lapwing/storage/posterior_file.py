@@ -28,6 +28,7 @@ from lapwing.storage.atomic import replace_file
 from lapwing.storage.binding import check_same, described, module_at
 from lapwing.storage.codec import Decoder, Encoder, Node
 from lapwing.storage.hints import conforms
+from lapwing.storage.kinds import kind_named, kind_of
 from lapwing.storage.strict_json import strictly_parsed
 from lapwing.storage.table import table
 
@@ -51,10 +52,8 @@ def save(posterior: Posterior, path: str | os.PathLike[str]) -> None:
     safetensors, with a hash of every byte. It holds no pickle, no weights and no training data. A matrix-free posterior
     needs those for every answer: it is written as the full matrix it stands for, and read as `full`.
     """
-    if not isinstance(posterior, Posterior):
-        raise InputTypeError(f"save: expected a Posterior from lw.fit, got {type(posterior).__name__}.")
     target = _path("save", path)
-    content = encoded(_without_data(posterior))
+    content = _content(posterior)
     replace_file(target, lambda file: container.write(file, content))
 
 
@@ -73,6 +72,15 @@ def load(path: str | os.PathLike[str], model: nn.Module, *, likelihood: Likeliho
         except OSError as error:
             raise StorageError(f"it cannot be read ({error.strerror or error}).") from error
         return _guarded(content, Network.lent(unwrapped(model)), likelihood)
+
+
+def _content(posterior: Any) -> container.Content:
+    kind = kind_of(posterior)
+    if kind is not None:
+        return kind.encode(posterior)
+    if not isinstance(posterior, Posterior):
+        raise InputTypeError(f"save: expected a Posterior from lw.fit, got {type(posterior).__name__}.")
+    return encoded(_without_data(posterior))
 
 
 def _path(function: str, path: Any) -> Path:
@@ -114,7 +122,7 @@ def encoded(posterior: Posterior) -> container.Content:
     return container.Content(json.dumps(document, allow_nan=False), encoder.tensors)
 
 
-def _guarded(content: container.Content, network: Network, likelihood: Likelihood | None) -> Posterior:
+def _guarded(content: container.Content, network: Network, likelihood: Likelihood | None) -> Any:
     """Whatever a forged file may bring about inside is an error of ours."""
     try:
         return decoded(content, network, likelihood)
@@ -124,8 +132,10 @@ def _guarded(content: container.Content, network: Network, likelihood: Likelihoo
         raise StorageError(f"it describes no posterior ({type(error).__name__}: {error!s:.200}).") from error
 
 
-def decoded(content: container.Content, network: Network, likelihood: Likelihood | None) -> Posterior:
+def decoded(content: container.Content, network: Network, likelihood: Likelihood | None) -> Any:
     document = strictly_parsed(content.document, "the document")
+    if isinstance(document, dict) and "kind" in document:
+        return kind_named(document["kind"]).decode(document, content.tensors, network.model)
     if not isinstance(document, dict) or document.keys() != {"model", "linearised", "posterior"}:
         raise StorageError("the document is not model, linearised and posterior.")
     check_same(document["model"], network)

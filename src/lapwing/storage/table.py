@@ -34,6 +34,7 @@ from lapwing.operators import (
 )
 from lapwing.posterior import Readout
 from lapwing.posterior.sampling import WeightDraws
+from lapwing.posterior.trained import Trained
 from lapwing.predictive import link_rules
 from lapwing.priors import GaussianPrior
 from lapwing.storage.codec import Entry, Table
@@ -59,7 +60,7 @@ def _of_no_datum(H: LowRankCurvature) -> LowRankCurvature:
             f"a file holds none, and written out they would be {H.rank * H.p:.2g} numbers (at most {_MOST_WRITTEN}). "
             'Use structure="kron", or fewer parameters: params="last_layer".'
         )
-    return H.turned()
+    return H.in_eigenbasis()
 
 
 def _untied(H: SeparateCurvature) -> SeparateCurvature:
@@ -91,7 +92,7 @@ class _WrittenFactors:
     @classmethod
     def of(cls, factors: KroneckerFactors) -> _WrittenFactors:
         A, B = factors.eigen_A, factors.eigen_B
-        a, b = (eigen.pair[0] if eigen.rebuilds else None for eigen in (A, B))
+        a, b = (eigen.pair[0] if eigen.sum_released else None for eigen in (A, B))
         return cls(A.held, factors.count, B.held, a=a, b=b)
 
     def factors(self, device: torch.device) -> KroneckerFactors:
@@ -203,6 +204,11 @@ def _check_draws(draws: WeightDraws) -> None:
     _require(bool((draws.precisions > 0).all()) and bool((draws.scales > 0).all()), "samples without a precision")
 
 
+def _check_trained(trained: Trained) -> None:
+    _require(trained.predictive in ("glm", "bnn", "mean") and trained.n_draws >= 1, "an unknown way to predict")
+    _require(trained.beta > 0 and 0 <= trained.reverted <= 1 and 0 <= trained.unmoved <= 1, "a training of no kind")
+
+
 def _check_columns(columns: Columns) -> None:
     inputs, keywords = columns.inputs, columns.keywords
     _require(keywords is None or (inputs is not None and len(keywords) == len(inputs)), "columns without keywords")
@@ -260,6 +266,7 @@ OTHERS = {
     "Search": Entry(Search),
     "Refinement": Entry(Refinement),
     "Elbo": Entry(Elbo),
+    "Trained": Entry(Trained, check=_check_trained),
     "Readout": Entry(Readout),
     "Columns": Entry(Columns, check=_check_columns),
     "Step": Entry(Step),

@@ -38,10 +38,10 @@ class Swag(Score):
             raise InputError(f"Swag: a variance needs two snapshots at least, got n_snapshots={self.n_snapshots}.")
 
     def of(self, candidates: Candidates) -> Float[Tensor, " p"]:
-        if distributed.many():
+        if distributed.is_distributed():
             raise StructureError(
-                f"SWAG trains on the data of one process, and these are spread over {distributed.world()} ranks. Use "
-                'score="variance", which trains nothing.'
+                f"SWAG trains on the data of one process, and these are spread over {distributed.world_size()} ranks. "
+                'Use score="variance", which trains nothing.'
             )
         network, layout = candidates.linearised.network, candidates.layout
         weights = {name: network.tensors[name].detach().clone().requires_grad_() for name in layout.names}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import reduce
 
 import torch
 
@@ -26,24 +26,6 @@ class RowSizes:
     @classmethod
     def of(cls, blocks: Sequence[Block], p: int) -> RowSizes:
         return cls(sum(b.row_floats for b in blocks), p)
-
-
-class Scratch:
-    """Memory that is written to again and again: asking the system for it each time takes longer than the products."""
-
-    def __init__(self) -> None:
-        self._flat: Tensor | None = None
-
-    def matrix(self, n: int, k: int, like: Tensor) -> Float[Tensor, "n k"]:
-        if self._flat is None or self._flat.numel() < n * k or self._flat.dtype != like.dtype:
-            self._flat = None  # given back before there is more of it
-            self._flat = torch.empty(n * k, dtype=like.dtype, device=like.device)
-        return self._flat[: n * k].view(n, k)
-
-    @cached_property
-    def beside(self) -> Scratch:
-        """More of it, for what the matrix is made of."""
-        return Scratch()
 
 
 class Block(ABC):
@@ -99,8 +81,8 @@ class Block(ABC):
         """Whether `cross` goes through small products; else entries are written out, few at a time."""
         return True
 
-    def written_in(self, scratch: Scratch) -> Float[Tensor, "nc k"]:
-        """All entries of the rows in an order of the block's own, as they are kept; in this memory if they are new."""
+    def written(self) -> Float[Tensor, "nc k"]:
+        """All entries of the rows in an order of the block's own, in the dtype they are kept in."""
         return torch.cat([part.flatten(0, 1) for part in self.parts()], dim=1)
 
     def in_any_order(self) -> Block:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from lapwing._types import Float, Int, Tensor
-from lapwing.network.jacobian.block import Block, Scratch, contracted, picked
+from lapwing.network.jacobian.block import Block, contracted, picked
 from lapwing.operators import GroupedDiagonal
 
 _CACHED_FLOATS = 1 << 18  # of rows whose products are taken together
@@ -33,7 +33,7 @@ class DenseBlock(Block):
     def dtype(self) -> torch.dtype:
         return self.values.dtype
 
-    def written_in(self, scratch: Scratch) -> Float[Tensor, "nc k"]:
+    def written(self) -> Float[Tensor, "nc k"]:
         return self.values.flatten(0, 1)
 
     def parts(self) -> tuple[Float[Tensor, "n c k"], ...]:

@@ -16,7 +16,7 @@ import torch
 
 from lapwing._types import Float, Int, Tensor
 from lapwing.linalg import GramSum
-from lapwing.network.jacobian.block import Block, Scratch, contracted, padded, picked, summed
+from lapwing.network.jacobian.block import Block, contracted, padded, picked, summed
 from lapwing.network.jacobian.dense import DenseBlock
 from lapwing.network.jacobian.inputs import Given, Inputs
 from lapwing.operators import Arrangement, GroupedDiagonal
@@ -161,16 +161,16 @@ class FactorBlock(Block):
         single = isinstance(other, FactorBlock) and self._single and other._single
         return single and self.arrangement.input_scales(D) is not None
 
-    def written_in(self, scratch: Scratch) -> Float[Tensor, "nc k"]:
+    def written(self) -> Float[Tensor, "nc k"]:
         """As (q, o, i): no rearrangement."""
         n, c, r = self.g.shape[:3]
-        return written_factors(self, n, c, r, self.arrangement, scratch)
+        return written_factors(self, n, c, r, self.arrangement)
 
-    def write_(self, out: Float[Tensor, "nc k"], scratch: Scratch) -> None:
+    def write_(self, out: Float[Tensor, "nc k"]) -> None:
         """out ← Σ_t g_t a_tᵀ."""
         n, c, r, _, o = self.g.shape
         g = self.g[:, :, :, 0].permute(0, 1, 3, 2).reshape(n, c * o, r)
-        torch.bmm(g, self.inputs.formed_in(scratch)[:, :, 0], out=out.view(n, c * o, -1))
+        torch.bmm(g, self.inputs.tensor()[:, :, 0], out=out.view(n, c * o, -1))
 
     def in_any_order(self) -> FactorBlock:
         return replace(self, inputs=self.inputs.in_any_order())
@@ -331,9 +331,7 @@ class FactorBlock(Block):
         return torch.einsum("nqi,qoi->nqo", self.a[:, 0] ** 2, W).flatten(1)
 
 
-def written_factors(
-    block: Block, n: int, c: int, r: int, arrangement: Arrangement, scratch: Scratch
-) -> Float[Tensor, "nc k"]:
+def written_factors(block: Block, n: int, c: int, r: int, arrangement: Arrangement) -> Float[Tensor, "nc k"]:
     """The rows of n data, of few at a time: their patches and gradients stay in the processor's cache."""
     if arrangement.q > 1 or arrangement.weight is None:
         plain = block.plain()
@@ -344,7 +342,7 @@ def written_factors(
     for start in range(0, n, step):
         some = block.data_at(slice(start, start + step)).plain()
         assert isinstance(some, FactorBlock)
-        written = scratch.matrix(n * c, arrangement.o * arrangement.i, some.g) if written is None else written
-        some.write_(written[start * c : (start + step) * c], scratch.beside)
+        written = some.g.new_empty(n * c, arrangement.o * arrangement.i) if written is None else written
+        some.write_(written[start * c : (start + step) * c])
     assert written is not None
     return written

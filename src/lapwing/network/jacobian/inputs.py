@@ -10,7 +10,7 @@ import torch
 
 from lapwing._types import Float, Int, Tensor
 from lapwing.linalg import GramSum
-from lapwing.network.jacobian.block import Scratch, padded
+from lapwing.network.jacobian.block import padded
 
 
 class Inputs(ABC):
@@ -27,10 +27,6 @@ class Inputs(ABC):
     def columns(self) -> tuple[Float[Tensor, "n r q _"], bool]:
         """The same without the ones, if they need not be written down, and whether they were left out."""
         return self.tensor(), False
-
-    def formed_in(self, scratch: Scratch) -> Float[Tensor, "n r q i"]:
-        """The same as the tensor; in this memory if it is new."""
-        return self.tensor()
 
     @abstractmethod
     def at(self, data: slice) -> Inputs:
@@ -103,15 +99,6 @@ class Images(Inputs):
     def columns(self) -> tuple[Float[Tensor, "n r q _"], bool]:
         patches = self._patches()
         return patches.reshape(len(self.x), -1, 1, patches.shape[3:].numel()), self.ones
-
-    def formed_in(self, scratch: Scratch) -> Float[Tensor, "n r q i"]:
-        if self.ones:
-            return self.tensor()
-        patches = self._patches()
-        (n, down, across), i = patches.shape[:3], patches.shape[3:].numel()
-        room = scratch.matrix(n * down * across, i, self.x)
-        room.view(patches.shape).copy_(patches)
-        return room.view(n, down * across, 1, i)
 
     def at(self, data: slice) -> Images:
         return replace(self, x=self.x[data])

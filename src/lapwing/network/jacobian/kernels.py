@@ -13,7 +13,7 @@ from enum import Enum
 import torch
 
 from lapwing._types import Float, Tensor
-from lapwing.network.jacobian.block import Block, Scratch
+from lapwing.network.jacobian.block import Block
 from lapwing.network.jacobian.factored import FactorBlock
 from lapwing.network.jacobian.sparse import SparseBlock
 from lapwing.operators import GroupedDiagonal
@@ -75,9 +75,8 @@ def add_crossed_and_squared_(
 def _add_all_written_(
     totals: Sequence[Tensor], squares: Sequence[Tensor], pairs: Sequence[Pair], D: GroupedDiagonal, products: Products
 ) -> None:
-    scratch = Scratch(), Scratch()
     for total, square, pair in zip(totals, squares, pairs, strict=True):
-        _add_written_(total, square, *pair, D, products, scratch)
+        _add_written_(total, square, *pair, D, products)
 
 
 def _add_factored_(totals: Sequence[Tensor], pairs: Sequence[Pair], D: GroupedDiagonal) -> None:
@@ -120,7 +119,6 @@ def _add_written_(
     theirs: Block,
     D: GroupedDiagonal,
     products: Products,
-    scratch: tuple[Scratch, Scratch],
 ) -> None:
     for x, y, weights in _parts(mine, theirs, D):
         if weights.ndim == 0 and not weights.requires_grad and not weights:
@@ -128,13 +126,13 @@ def _add_written_(
         dtype = products.dtype(x.dtype, y.dtype)
         (n, m), step = (len(total) // x.c, total.shape[1] // y.c), _data_at_once(y)
         for column in range(0, m, step):
-            Y = y.data_at(slice(column, column + step)).written_in(scratch[1])
+            Y = y.data_at(slice(column, column + step)).written()
             if len(square):
                 square[column : column + len(Y)] += _squares(Y, weights)
             rows = range(0, column + 1, step) if x is y else range(0, n, min(step, _ROWS))
             for row in rows:
                 same = x is y and row == column
-                X = Y if same else x.data_at(slice(row, row + rows.step)).written_in(scratch[0])
+                X = Y if same else x.data_at(slice(row, row + rows.step)).written()
                 at = slice(row * x.c, row * x.c + len(X)), slice(column * y.c, column * y.c + len(Y))
                 total[at] += _product(X, Y, weights, dtype)
 

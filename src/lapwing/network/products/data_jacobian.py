@@ -57,7 +57,7 @@ class DataJacobian:
     @classmethod
     def of(cls, linearised: Linearised, source: Source) -> DataJacobian:
         """Ways of differentiating are chosen once, by trying them on the first data."""
-        first = distributed.first_of(source)[0]
+        first = distributed.first_item(source)[0]
         return cls(linearised, source, choose_jvp(linearised, first), choose_vjp(linearised, first))
 
     @property

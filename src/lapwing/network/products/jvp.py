@@ -18,7 +18,7 @@ from lapwing.data import ModelInput
 from lapwing.errors import LapwingError, ModelError
 from lapwing.network.linearised import Linearised, Trace
 from lapwing.network.module import with_images_in
-from lapwing.runtime.sandbox import forward_mode_alone, quiet_fallback
+from lapwing.runtime.sandbox import forward_mode_lock, quiet_fallback
 
 Jvp = Callable[[Trace, Tensor], Tensor]  # (trace, (m, P)) → (m, n, K)
 VECTORS_AT_ONCE = 8  # whose activations are in memory together
@@ -64,7 +64,7 @@ def pushed(linearised: Linearised, x: ModelInput, v: Float[Tensor, " p"]) -> Ite
     with linearised.borrowed() as own:
         leaves = {name: network.tensors[name].detach().requires_grad_() for name in linearised.layout.names}
         tangents = linearised.tangents(v)
-        with forward_mode_alone, network.plain_attention(), dual_level():
+        with forward_mode_lock, network.plain_attention(), dual_level():
             both = {name: make_dual(leaf, tangents[name]) for name, leaf in leaves.items()}
             f, q = unpack_dual(own.flat(_run(own, placed, both), x.n))
         # Behind the level tensors have no tangents any more: the way back is that of a plain pass.
@@ -110,7 +110,7 @@ def together(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
         return forward_mode(trace, v)
     f, primals = _function(trace)
     tangents = trace.linearised.tangents(v)
-    with forward_mode_alone, trace.linearised.network.plain_attention(), quiet_fallback():
+    with forward_mode_lock, trace.linearised.network.plain_attention(), quiet_fallback():
         push = torch.vmap(lambda tangent: torch.func.jvp(f, (primals,), (tangent,))[1], chunk_size=VECTORS_AT_ONCE)
         return push(tangents).double()
 
@@ -118,7 +118,7 @@ def together(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
 def forward_mode(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
     """One forward pass with tangents per vector; the fused attention kernel has no forward-mode derivative."""
     f, primals = _function(trace)
-    with forward_mode_alone, trace.linearised.network.plain_attention():
+    with forward_mode_lock, trace.linearised.network.plain_attention():
         tangents = [torch.func.jvp(f, (primals,), (trace.linearised.tangents(row),))[1] for row in v]
     return torch.stack(tangents).double()
 

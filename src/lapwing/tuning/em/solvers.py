@@ -141,7 +141,7 @@ class Streamed(Solver):
         return torch.stack([self.H.mv(v, e) for e in one_hot])
 
     def near(self, posterior: Posterior) -> Precision:
-        return summed(self.sketch, posterior) if self.sketch else posterior.precision.nearby()
+        return summed(self.sketch, posterior) if self.sketch else posterior.precision.preconditioner()
 
     def _solved(self, draws: WeightDraws, system: System, zeta: Tensor, n_products: int) -> Solved:
         """With the residual as it is, not as an iteration believes it to be."""
@@ -173,7 +173,7 @@ class Conjugate(Streamed):
         found = conjugate_gradients(
             lambda v: self.H.mv(v, system.scales) + system.P0.diagonal * v,
             missing,
-            precondition=system.near.rough_solve,
+            precondition=system.near.approximate_solve,
             rtol=rtol,
             max_iterations=cg.max_iterations,
         )

@@ -35,7 +35,7 @@ class Stochastic(Streamed):
                 for piece in pieces:
                     done = (epoch + seen / self.n) / self.sgd.epochs
                     gradient = self._gradient(piece, descent.ahead, draws, system, generators if data_targets else None)
-                    descent.step(system.near.rough_solve(gradient), lr * (1 - (1 - _LAST_LR) * done), done)
+                    descent.step(system.near.approximate_solve(gradient), lr * (1 - (1 - _LAST_LR) * done), done)
                     seen += piece.trace.x.n
         return self._solved(draws, system, descent.average, 2 * self.sgd.epochs)
 
@@ -68,7 +68,7 @@ class Stochastic(Streamed):
                 offset = self._gradient(piece, still, _first(draws), system, None)
                 for _ in range(_POWER_STEPS):
                     v = v / v.norm()
-                    v = system.near.rough_solve(self._gradient(piece, v, _first(draws), system, None) - offset)
+                    v = system.near.approximate_solve(self._gradient(piece, v, _first(draws), system, None) - offset)
                     value = float(v.norm())
                 largest = max(largest, value)
         return largest

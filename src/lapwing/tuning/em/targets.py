@@ -23,7 +23,7 @@ _FEW = 16  # data, and samples
 def target_share(H: GaussNewton, draws: WeightDraws, scales: Float[Tensor, " g"]) -> float:
     """How much of both moments the objective with targets in the data has; below a half it is the quieter one."""
     J, zeta = H.jacobian, draws.zeta[:_FEW]
-    x, y = distributed.first_of(J.source)
+    x, y = distributed.first_item(J.source)
     n = min(x.n, _FEW)
     with J.linearised.trace(x.rows(slice(0, n))) as trace:
         piece = DataPiece(trace, y[:n], J.jvp, J.vjp)

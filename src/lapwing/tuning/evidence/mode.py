@@ -25,7 +25,7 @@ def find_mode(posterior: Posterior, data: Design, effort: Effort, preconditioner
     start = posterior.expansion
     if start is None or start.outputs is None:  # a posterior from a file knows θ_*, but not the data's outputs there
         start = Expansion(posterior.linearised.theta, posterior.estimate.statistics, follows=False)
-    found = solve_mode(problem, start, preconditioner or posterior.precision.nearby(), effort)
+    found = solve_mode(problem, start, preconditioner or posterior.precision.preconditioner(), effort)
     if found.statistics.n != posterior.n_data:
         raise InputError(
             f"tune got {found.statistics.n} data, but the posterior was fitted on {posterior.n_data} data, and the "
@@ -36,7 +36,7 @@ def find_mode(posterior: Posterior, data: Design, effort: Effort, preconditioner
 
 def find_mode_to_rounding(posterior: Posterior, data: Design, effort: Effort) -> Expansion:
     found = find_mode(posterior, data, effort)
-    return polished(_problem(posterior, data), found, posterior.precision.nearby())
+    return polished(_problem(posterior, data), found, posterior.precision.preconditioner())
 
 
 def both_moved(
@@ -83,7 +83,7 @@ def _through_the_mode(held: Posterior, data: Design, tune_noise: bool) -> Hessia
     from_data = scales.to(pull)[:, None] * at.statistics.gradients
     groups = [-pull * (prior.index == g) for g in range(prior.P0.n_groups)]
     B = torch.stack([*groups, *(from_data if tune_noise else torch.zeros_like(from_data))])
-    problem, preconditioner = _problem(held, data), held.precision.nearby()
+    problem, preconditioner = _problem(held, data), held.precision.preconditioner()
     return B @ solve_near(problem, at, B, preconditioner, _RESPONSE_RTOL).T
 
 

@@ -258,7 +258,7 @@ def target(posterior: Posterior, *, estimates: bool = False) -> Target | None:
     With `estimates`, expensive entries of the Hessian are estimated; values and gradients never are.
     """
     prior, part = posterior.prior, posterior.estimate.parts[0]
-    known = part.adds_prior and not isinstance(part, MatrixFreeCurvature)
+    known = part.exact_prior and not isinstance(part, MatrixFreeCurvature)
     simple = len(posterior.estimate.parts) == 1 and known and isinstance(posterior.fisher, Exact | Sampled)
     if not simple or prior.P0.n_groups > _MOST_GROUPS:
         return None

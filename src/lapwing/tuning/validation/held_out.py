@@ -81,7 +81,7 @@ class HeldOut:
             sites, likelihood = Sites((n_terms, MOST_CLASSES)), reduced(likelihood)
         pieces: list[_Piece] = []
         most = min(most, max(1, _MOST_COVARIANCES // (max(1, len(precisions)) * sites.t * sites.c**2)))
-        for number, x, y in _some(posterior, data, -(-most // distributed.world()), progress):
+        for number, x, y in _some(posterior, data, -(-most // distributed.world_size()), progress):
             y = lengthened(y, posterior.likelihood, posterior.sites)
             with located(f"validation, batch {number}"):
                 of_these = _of_some_outputs if n_terms else _of_batch
@@ -164,12 +164,12 @@ def _no_covariance(f: Float[Tensor, "n t c"]) -> Float[Tensor, "1 n t c c"]:
 def _about(data: Batches, most: int) -> int:
     """How many data are taken: all, as far as their number can be told, or as many as are allowed."""
     n_batches = len(data)
-    return min(most, data.first_of_all()[0].n * n_batches * distributed.world()) if n_batches else most
+    return min(most, data.first_of_all()[0].n * n_batches * distributed.world_size()) if n_batches else most
 
 
 def some_inputs(posterior: Posterior, data: Batches, most: int) -> Iterator[tuple[ModelInput, Any]]:
     """At most so many of the held-out inputs with their targets as given, spread evenly over the batches."""
-    return ((x, y) for _, x, y in _some(posterior, data, -(-most // distributed.world()), False))
+    return ((x, y) for _, x, y in _some(posterior, data, -(-most // distributed.world_size()), False))
 
 
 def _some(

@@ -114,7 +114,7 @@ def _shifts(
 ) -> tuple[dict[float, Posterior], list[Shift]]:
     """The scales at which the precision stands above rounding, and ways to move the mean away from the network's."""
     shifts: list[Shift] = []
-    if not posterior.precision.of_weights or posterior.averages_functions:
+    if not posterior.precision.has_weights or posterior.averages_functions:
         return ladder, shifts
     room = 2 * len(ladder) * posterior.layout.p <= 3 * posterior.chunk_floats
     if room and not keep_mean:
