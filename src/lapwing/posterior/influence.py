@@ -62,7 +62,7 @@ class Influence:
             row = int(self.left_over.argmin())
             raise NumericalError(
                 f"influence: without training datum {row} the precision would not be positive definite (least "
-                f"eigenvalue {float(self.left_over[row]):.3g} of 1). Either it was not among the data of the fit, or the "
+                f"eigenvalue {float(self.left_over[row]):.3g} of 1). It was not among the data of the fit, or the "
                 'structure holds less curvature than this datum has: use structure="full" or "gp", or `effect`.'
             )
         return self.shifts
