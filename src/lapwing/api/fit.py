@@ -17,7 +17,7 @@ from lapwing.api import words
 from lapwing.api.mistakes import warn_of_mistakes
 from lapwing.curvature import Estimate, Fisher, ModelSummary, Structure
 from lapwing.data import Batches, Columns, ModelInput, as_batches
-from lapwing.data.targets import dropped_by_loader, encode_batch, longest_labels, observed, ragged
+from lapwing.data.targets import dropped_by_loader, encode_batch, encoded_batches, longest_labels, ragged
 from lapwing.errors import InputError, InputTypeError, located, warn
 from lapwing.likelihoods import Gaussian, Likelihood, Sites
 from lapwing.network.agreement import agreed, refuse_sharded
@@ -131,7 +131,9 @@ class _Request:
 
     def prepared(self, layout_choice: LayoutChoice) -> _Prepared:
         """Trace the first batch. Raises for everything that is unsupported, before the pass over the data."""
-        linearised, family, (x, y) = _prepare(self.model, layout_choice, self.likelihood, self.batches.first_of_all())
+        linearised, family, (x, y) = _prepare(
+            self.model, layout_choice, self.likelihood, self.batches.first_on_any_rank()
+        )
         linearised = _as_long_as_the_longest(linearised, family, self.batches)
         prior = priors.as_prior(self.prior, linearised.layout).on(linearised.network.device)
         return _Prepared(self, linearised, family, prior, x, y)
@@ -141,7 +143,7 @@ class _Request:
         view = self.prepared(selector.eligible)
         selector.check(view.linearised.layout)
         room = choose(curvature.Diag(), replace(view.needs, n_data=None))
-        data = partial(observed, self.batches, view.family, view.sites, progress=self.progress, what="score")
+        data = partial(encoded_batches, self.batches, view.family, view.sites, progress=self.progress, what="score")
         fisher, _ = settled(self.fisher, room.structure, view.needs)
         return Candidates(
             view.linearised, view.family, view.sites, data, view.prior, fisher, self.scale, room.chunk_floats

@@ -14,7 +14,7 @@ from lapwing import predictive, priors
 from lapwing._types import Float, Tensor
 from lapwing.curvature import Estimate, Sampled, Structure, estimate
 from lapwing.data import Batches, ModelInput
-from lapwing.data.targets import observed
+from lapwing.data.targets import encoded_batches
 from lapwing.errors import InputTypeError, NumericalError, StructureError, warn
 from lapwing.likelihoods import Gaussian, Likelihood, Sites
 from lapwing.linear_model import Expansion, in_fixed_order
@@ -40,8 +40,8 @@ def passes_over(
 ) -> Callable[[], Iterable[tuple[ModelInput, Tensor]]]:
     """(x, encoded y) for an estimator; in a fixed order for structures that make several passes."""
     if structure.by_products:
-        return partial(observed, in_fixed_order(data), likelihood, sites, progress=False)
-    return partial(observed, data, likelihood, sites, progress=progress)
+        return partial(encoded_batches, in_fixed_order(data), likelihood, sites, progress=False)
+    return partial(encoded_batches, data, likelihood, sites, progress=progress)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
