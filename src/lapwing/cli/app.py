@@ -14,7 +14,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from lapwing import __version__
-from lapwing.cli.reproduce import TableName
+from lapwing.cli.reproduce import TableName, Tier
 from lapwing.cli.show import show_bench, show_bench_row, show_demo, show_job, show_jobs
 from lapwing.errors import InputError, LapwingError, MissingExtraError
 
@@ -192,6 +192,9 @@ def reproduce(
         "reproduce-results"
     ),
     quick: Annotated[bool, typer.Option("--quick", help="Little data, one seed: proves nothing.")] = False,
+    tier: Annotated[
+        Tier | None, typer.Option(help="Size: minutes, hours, or (of the studies of training) as published, on a GPU.")
+    ] = None,
     seeds: Annotated[int | None, typer.Option(help="Number of seeds, three unless given.")] = None,
     again: Annotated[
         bool, typer.Option("--again", help="Fit and score again; kept networks are not retrained.")
@@ -202,7 +205,7 @@ def reproduce(
     _need("demo", matplotlib="matplotlib", jinja2="jinja2", sklearn="scikit-learn", PIL="pillow")
     from lapwing.cli.reproduce import Asked, reproduced, show_study
 
-    record, page, path = reproduced(Asked(table, data, out, quick, seeds, again))
+    record, page, path = reproduced(Asked(table, data, out, quick, seeds, again, tier))
     if as_json:
         typer.echo(json.dumps(record))
     else:

@@ -36,6 +36,14 @@ class TableName(str, Enum):
     fisher = "fisher"
     small_held_out = "small-held-out"
     quality = "quality"
+    variational_laplace = "variational-laplace"
+    marglik = "marglik"
+
+
+class Tier(str, Enum):
+    quick = "quick"
+    standard = "standard"
+    faithful = "faithful"
 
 
 @dataclass(frozen=True)
@@ -48,12 +56,14 @@ class Asked:
     quick: bool
     seeds: int | None
     again: bool
+    tier: Tier | None = None
 
     @property
     def command(self) -> str:
         words = ["lapwing reproduce", self.table.value]
         words += ["--data DIR"] if self.data is not None else []
         words += ["--quick"] if self.quick else []
+        words += [f"--tier {self.tier.value}"] if self.tier is not None else []
         words += [f"--seeds {self.seeds}"] if self.seeds is not None else []
         return " ".join(words)
 
@@ -84,6 +94,7 @@ def _study_and_report(table: TableName) -> tuple[Any, Any]:
     from lapwing_studies.report import conformal as conformal_report
     from lapwing_studies.report import fisher as fisher_report
     from lapwing_studies.report import immer as immer_report
+    from lapwing_studies.report import marglik as marglik_report
     from lapwing_studies.report import preconditioners as preconditioners_report
     from lapwing_studies.report import product_cost as product_cost_report
     from lapwing_studies.report import quality as quality_report
@@ -91,6 +102,7 @@ def _study_and_report(table: TableName) -> tuple[Any, Any]:
     from lapwing_studies.report import small_held_out as small_held_out_report
     from lapwing_studies.report import step as step_report
     from lapwing_studies.report import subnetwork as subnetwork_report
+    from lapwing_studies.report import variational as variational_report
     from lapwing_studies.reproduce import (
         alarm,
         antoran,
@@ -100,6 +112,7 @@ def _study_and_report(table: TableName) -> tuple[Any, Any]:
         conformal,
         fisher,
         immer,
+        marglik,
         preconditioners,
         product_cost,
         quality,
@@ -107,6 +120,7 @@ def _study_and_report(table: TableName) -> tuple[Any, Any]:
         small_held_out,
         step,
         subnetwork,
+        variational,
     )
 
     return {
@@ -123,20 +137,27 @@ def _study_and_report(table: TableName) -> tuple[Any, Any]:
         TableName.alarm: (alarm.run, alarm_report),
         TableName.conformal: (conformal.run, conformal_report),
         TableName.fisher: (fisher.run, fisher_report),
+        TableName.variational_laplace: (variational.run, variational_report),
+        TableName.marglik: (marglik.run, marglik_report),
         TableName.quality: (quality.run, quality_report),
         TableName.small_held_out: (small_held_out.run, small_held_out_report),
     }[table]
 
 
 def study(asked: Asked) -> Study:
-    from lapwing_studies.reproduce.effort import FULL, QUICK
+    from lapwing_studies.reproduce.effort import FAITHFUL, FULL, QUICK
     from lapwing_studies.reproduce.folder import DataFolder
     from lapwing_studies.reproduce.store import Store
     from lapwing_studies.reproduce.study import Study
 
     if asked.data is not None and not asked.data.is_dir():
         raise InputError(f"--data {asked.data} is not a folder.")
-    effort = QUICK if asked.quick else FULL
+    if asked.tier is Tier.faithful and asked.table not in (TableName.variational_laplace, TableName.marglik):
+        raise InputError("--tier faithful is there for variational-laplace and marglik. Use --tier standard.")
+    if asked.quick and asked.tier not in (None, Tier.quick):
+        raise InputError(f"--quick and --tier {asked.tier.value if asked.tier else ''} ask for two sizes; give one.")
+    by_tier = {Tier.quick: QUICK, Tier.standard: FULL, Tier.faithful: FAITHFUL}
+    effort = by_tier[asked.tier] if asked.tier is not None else QUICK if asked.quick else FULL
     n_seeds = _n_seeds(asked, effort.n_seeds) if asked.seeds is None else asked.seeds
     if n_seeds < 1:
         raise InputError(f"--seeds must be at least 1, got {n_seeds}.")
@@ -153,7 +174,7 @@ def _n_seeds(asked: Asked, usual: int) -> int:
         return 1 if asked.quick else 5
     several = {
         TableName.battery, TableName.antoran2022, TableName.batchnorm_1d, TableName.subnetwork_1d, TableName.alarm,
-        TableName.conformal,
+        TableName.conformal, TableName.variational_laplace,
     }  # fmt: skip
     return usual if asked.table in several else 1
 
