@@ -14,11 +14,21 @@ export function boundaries(f: Matrix, { xs, ys }: Lattice): number[][] {
     for (let b = a + 1; b < f.cols; b++) {
       const others = Array.from({ length: f.cols }, (_, k) => k).filter((k) => k !== a && k !== b)
       for (let j = 0; j + 1 < ys.length; j++) {
-        for (let i = 0; i + 1 < xs.length; i++) pieces.push(...cell(f, { xs, ys }, i, j, a, b, others))
+        for (let i = 0; i + 1 < xs.length; i++) {
+          if (crossed(f, j * xs.length + i, xs.length, a, b)) pieces.push(...cell(f, { xs, ys }, i, j, a, b, others))
+        }
       }
     }
   }
   return pieces
+}
+
+/** Does f_a − f_b change its sign in the cell whose first corner is row n? In most cells it does not. */
+function crossed(f: Matrix, n: number, nx: number, a: number, b: number): boolean {
+  const c = f.cols
+  const ahead = (row: number): boolean => f.data[row * c + a] > f.data[row * c + b]
+  const first = ahead(n)
+  return ahead(n + 1) !== first || ahead(n + nx) !== first || ahead(n + nx + 1) !== first
 }
 
 interface Corner {

@@ -24,8 +24,11 @@ function colour(name: string): Rgb {
 /** Calls back when the theme changes, after following it. */
 export function followTheme(changed: () => void): void {
   window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', changed)
-  const site = siteAround()
-  if (site === null) return
+  if (window.parent !== window) document.documentElement.dataset.framed = ''
+  const frame = frameAround()
+  if (frame === null) return
+  fitHeight(frame)
+  const site = frame.ownerDocument.body
   const follow = (): void => {
     const scheme = site.getAttribute('data-md-color-scheme')
     if (scheme !== null) document.documentElement.dataset.theme = scheme === 'slate' ? 'dark' : 'light'
@@ -35,13 +38,19 @@ export function followTheme(changed: () => void): void {
   follow()
 }
 
-/** The body of the documentation page that frames this one, where the browser lets us see it. */
-function siteAround(): HTMLElement | null {
-  if (window.parent === window) return null
-  document.documentElement.dataset.framed = ''
+/** The frame that a page of the documentation shows this one in, where the browser lets us see it. */
+function frameAround(): HTMLElement | null {
   try {
-    return window.parent.document.body
+    return window.frameElement as HTMLElement | null
   } catch {
     return null // opened from a file, where every page is an origin of its own: the system's theme it is
   }
+}
+
+/** The frame is as high as the page, so only one of them scrolls. */
+function fitHeight(frame: HTMLElement): void {
+  const fit = (): void => {
+    frame.style.height = `${document.body.offsetHeight + 4}px`
+  }
+  new ResizeObserver(fit).observe(document.body)
 }

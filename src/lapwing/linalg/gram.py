@@ -1,12 +1,10 @@
 """Running sums Σ x yᵀ over many rows: matrix products in the dtype of the rows, long sums in float64.
 
-Products accumulate in place (`baddbmm_`, `addmm_`): a batch costs one matrix multiplication, and no array of all rows
+ProductSum accumulate in place (`baddbmm_`, `addmm_`): a batch costs one matrix multiplication, and no array of all rows
 is stored. Float32 products over at most `_MOST_ROWS` rows are then added to a float64 total, which bounds rounding.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import torch
 
@@ -17,12 +15,10 @@ _MOST_ROWS = 4096  # rows summed in their own dtype before they are added to the
 _FEWEST_ROWS = 64  # rows per multiplication; smaller batches are buffered first
 _CONVERTED = 1 << 15  # entries converted to another dtype at a time, so that they stay in the cache
 _ALIGNED = 16  # entries: output rows that start at multiples of 16 are written a third faster
-_PAGE = 4096  # bytes: rows whose stride is a multiple of 4 KiB map to the same cache sets (cache aliasing)
 FLOAT32_SIDE = 512  # side of the matrix from which sums of float32 rows stay in float32
-_COPIED_ROWS = 1024  # rows copied at a time to avoid cache aliasing
 
 
-class Products:
+class ProductSum:
     """A running sum Σ_m x_m y_mᵀ of rows x (m, q, d) and y (m, q, e), for each of q maps: (q, d, e).
 
     The caller adds the sum to a float64 total (`take`) once `full`.
@@ -144,11 +140,10 @@ class GramSum:
         if x.shape[1] > 1 or d < 2 * BLOCK:
             self.part[:, :d, :d].baddbmm_(x.permute(1, 2, 0), x.transpose(0, 1), beta=beta)
         else:
-            for M in _without_aliasing(x[:, 0]):
-                strips = zip(range(0, d, BLOCK), self.part[0, :d, :d].split(BLOCK), M.T.split(BLOCK), strict=True)
-                for start, strip, rows in strips:  # `narrow`: slicing takes longer than a small product
-                    strip.narrow(1, start, d - start).addmm_(rows, M.narrow(1, start, d - start), beta=beta)
-                beta = 1.0
+            M = x[:, 0]
+            strips = zip(range(0, d, BLOCK), self.part[0, :d, :d].split(BLOCK), M.T.split(BLOCK), strict=True)
+            for start, strip, rows in strips:  # `narrow`: slicing takes longer than a small product
+                strip.narrow(1, start, d - start).addmm_(rows, M.narrow(1, start, d - start), beta=beta)
         if ones:  # the last column of Σ [x 1]ᵀ[x 1] is (Σ x, m); the last row is filled by mirroring
             _add_(self.part[:, :d, d], x.sum(0), float(self.n > 0))
             self.part[:, d, d] = len(x) + (self.part[:, d, d] if self.n else 0)
@@ -201,19 +196,6 @@ def _add_(total: Tensor, part: Tensor, beta: float) -> None:
         total.copy_(part)
 
 
-def _without_aliasing(x: Float[Tensor, "m d"]) -> Iterator[Float[Tensor, "_ d"]]:
-    """x itself, or copies of its rows if their stride is a multiple of 4 KiB (cache aliasing slows the product).
-
-    The copies share one buffer: use each before the next is requested.
-    """
-    if x.stride(0) * x.element_size() % _PAGE:
-        yield x
-        return
-    buffer = x.new_empty(min(len(x), _COPIED_ROWS), x.shape[1] + _ALIGNED)[:, :-_ALIGNED]
-    for piece in x.split(_COPIED_ROWS):
-        yield buffer[: len(piece)].copy_(piece)
-
-
 def add_converted_(total: Float[Tensor, "q d *e"], part: Float[Tensor, "q d *e"]) -> None:
     """total ← total + part in the dtype of `total`, a few rows at a time, so that converted rows stay in the cache."""
     step = max(1, _CONVERTED * part.shape[1] // max(1, part.numel()))
@@ -225,7 +207,9 @@ def add_converted_(total: Float[Tensor, "q d *e"], part: Float[Tensor, "q d *e"]
 def aligned_product(
     x: Float[Tensor, "m d"], y: Float[Tensor, "d e"], shift: Float[Tensor, " e"] | None = None
 ) -> Float[Tensor, "m e"]:
-    """x y + shift with rows aligned in memory, which is faster. Not differentiable: it writes to `out`."""
+    """x y + shift with rows aligned in memory, which is faster; in plain torch operations if x requires grad."""
+    if x.requires_grad:  # autograd does not support `out=`
+        return x @ y if shift is None else torch.addmm(shift, x, y)
     product = torch.mm(x, y, out=_aligned(x, len(x), y.shape[1]))
     return product if shift is None else product.add_(shift)
 
