@@ -37,6 +37,8 @@ class TableName(str, Enum):
     fisher = "fisher"
     small_held_out = "small-held-out"
     quality = "quality"
+    variational_laplace = "variational-laplace"
+    marglik = "marglik"
     ct = "ct"
 
 
@@ -89,6 +91,7 @@ def _study_and_report(table: TableName) -> tuple[Any, Any]:
     from lapwing_studies.report import ct as ct_report
     from lapwing_studies.report import fisher as fisher_report
     from lapwing_studies.report import immer as immer_report
+    from lapwing_studies.report import marglik as marglik_report
     from lapwing_studies.report import preconditioners as preconditioners_report
     from lapwing_studies.report import product_cost as product_cost_report
     from lapwing_studies.report import quality as quality_report
@@ -96,6 +99,7 @@ def _study_and_report(table: TableName) -> tuple[Any, Any]:
     from lapwing_studies.report import small_held_out as small_held_out_report
     from lapwing_studies.report import step as step_report
     from lapwing_studies.report import subnetwork as subnetwork_report
+    from lapwing_studies.report import variational as variational_report
     from lapwing_studies.reproduce import (
         alarm,
         antoran,
@@ -106,6 +110,7 @@ def _study_and_report(table: TableName) -> tuple[Any, Any]:
         ct,
         fisher,
         immer,
+        marglik,
         preconditioners,
         product_cost,
         quality,
@@ -113,6 +118,7 @@ def _study_and_report(table: TableName) -> tuple[Any, Any]:
         small_held_out,
         step,
         subnetwork,
+        variational,
     )
 
     return {
@@ -130,6 +136,8 @@ def _study_and_report(table: TableName) -> tuple[Any, Any]:
         TableName.conformal: (conformal.run, conformal_report),
         TableName.ct: (ct.run, ct_report),
         TableName.fisher: (fisher.run, fisher_report),
+        TableName.variational_laplace: (variational.run, variational_report),
+        TableName.marglik: (marglik.run, marglik_report),
         TableName.quality: (quality.run, quality_report),
         TableName.small_held_out: (small_held_out.run, small_held_out_report),
     }[table]
@@ -155,12 +163,14 @@ def study(options: Options) -> Study:
 
 
 def _of_tier(options: Options) -> Effort:
-    """The effort that a tier names; only of the study that has them."""
+    """The effort that a tier names; only of the studies that have them."""
     from lapwing_studies.reproduce.effort import FULL, QUICK
 
     tiers = {"quick": QUICK, "standard": FULL, "faithful": replace(FULL, name="faithful")}
-    if options.table is not TableName.ct or options.quick:
-        raise InputError("--tier belongs to the study ct, and stands for --quick there: give one of the two.")
+    tiered = (TableName.ct, TableName.variational_laplace, TableName.marglik)
+    if options.table not in tiered or options.quick:
+        named = ", ".join(table.value for table in tiered)
+        raise InputError(f"--tier belongs to the studies {named}, and stands for --quick there: give one of the two.")
     if options.tier not in tiers:
         raise InputError(f"--tier must be one of {', '.join(tiers)}; got {options.tier!r}.")
     return tiers[options.tier]
@@ -176,7 +186,7 @@ def _n_seeds(options: Options, usual: int) -> int:
         return 1 if options.quick else 5
     several = {
         TableName.battery, TableName.antoran2022, TableName.batchnorm_1d, TableName.subnetwork_1d, TableName.alarm,
-        TableName.conformal,
+        TableName.conformal, TableName.variational_laplace,
     }  # fmt: skip
     return usual if options.table in several else 1
 
