@@ -69,6 +69,7 @@ def facts() -> list[tuple[str, str]]:
         ("evidence.md", f"the first {constant('MOST_CHECKED')} training data"),
         ("evidence.md", f"more than {constant('MOST_DIFFERENCES')} variables"),
         ("evidence.md", f"The default budget of {({6: 'six'})[constant('DEFAULT_PASSES')]} passes"),
+        ("evidence.md", f"it is up to {constant('MOST_DEFAULT_PASSES', 'design'):.0f} passes"),
         ("reproduce-fisher.md", f"more than {constant('MOST_EPOCHS', 'kind')} gradient epochs"),
         ("refinement.md", f"weights or outputs number at most {constant('MOST_SOLVED', 'laplace'):,}"),
         ("refinement.md", f"refuses above {constant('MOST_SOLVED', 'covariances'):,}"),

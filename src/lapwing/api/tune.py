@@ -13,14 +13,14 @@ import torch
 
 from lapwing import priors, refinement, tuning
 from lapwing.api import words
-from lapwing.curvature import NOT_KEPT, Exact, Keeper
+from lapwing.curvature import NOT_KEPT, Exact, Keeper, Survey
 from lapwing.data import Batches
 from lapwing.data.targets import observed
 from lapwing.errors import InputError, InputTypeError, StructureError
 from lapwing.likelihoods import Gaussian
 from lapwing.linear_model import design, in_fixed_order, is_stored
 from lapwing.network.products import Source
-from lapwing.planning import MOST_STORED
+from lapwing.planning import MOST_STORED, pass_macs
 from lapwing.posterior import Posterior, evidence
 from lapwing.posterior.diagnosis import TRUST_MARGIN
 from lapwing.posterior.findings import training_gap
@@ -219,6 +219,7 @@ class _Choice:
             n = posterior.n_data
             work = budget.most_work(n)
             make = partial(design, posterior.linearised, source, n=n, most_floats=most, most_work=work)
+            budget = _with_default_passes(budget, posterior, source)
             recurved = partial(_recurved, source=source) if self.curvature.at_mode else None
         with random_state_kept(), keeping.keeper(posterior, source) as keeper:
             if posterior.estimate.in_expectation and batches is not None:  # over a posterior that is being replaced
@@ -307,6 +308,12 @@ class _Choice:
 def _for_samples(generator: torch.Generator | None) -> torch.Generator:
     """The user's, or one of a seed that nobody makes data with: draws equal to the features would be no draws."""
     return torch.Generator().manual_seed(7_243_605_911_427) if generator is None else seeded(generator)
+
+
+def _with_default_passes(budget: tuning.Budget, posterior: Posterior, source: Source) -> tuning.Budget:
+    """More passes by default where they take little."""
+    x, _ = distributed.first_item(source)
+    return budget.by_default(pass_macs(Survey(posterior.linearised, x), posterior.n_data))
 
 
 def _most_stored(posterior: Posterior) -> int:

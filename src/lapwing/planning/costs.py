@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 
 from lapwing.curvature import Empirical, Exact, Fisher, Sampled, Structure, Survey, Trial, Workload
 from lapwing.planning.budget import chunk_floats
@@ -96,3 +97,13 @@ def n_columns(rehearsal: Rehearsal, fisher: Fisher) -> int:
 
 def forward_macs(survey: Survey) -> int:
     return max(1, sum(tile.macs for tile in survey.tiles))
+
+
+def pass_macs(survey: Survey, n: int) -> float:
+    """Multiplications of a forward and backward pass over n data; infinite where they cannot be told from the tiles.
+
+    Layers that are not inferred, or whose Jacobian has no rule, have no tile with their multiplications.
+    """
+    linearised = survey.linearised
+    whole = len(survey.layout.names) == len(linearised.network.tensors) - len(linearised.network.buffers)
+    return 3.0 * forward_macs(survey) * n if whole and not linearised.rest.names else inf

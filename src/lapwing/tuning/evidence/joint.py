@@ -40,7 +40,7 @@ from lapwing.tuning.step import noise_is_free, noise_of, step, with_noise
 _TINY = 1 << 18  # entries of J up to which the mode is found to rounding: fractions of a second
 _CLOSE = Effort(1e-5, 30, 60)  # without float64 the network's own products have seven digits at most
 _PASSES_OF_A_PRODUCT = 1.7  # tangents forward and cotangents back, in passes of a gradient
-_PASSES_OF_A_ROUND = 6.0
+_PASSES_OF_A_ROUND = 10.0  # with fewer products the mode is too far off for more rounds to help
 _MOST_ROUNDS = 5
 _BETWEEN = 0.5  # nats: how far hyperparameters are taken under a mode that is found anew right after
 _MOST_CURVATURES, _CURVATURE_RTOL = 5, 1e-2
