@@ -18,7 +18,7 @@ WORKERS ?= 2
 PYTEST  := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test test-fast test-slow test-browser test-transformers mutants lint typecheck format docs playground test-playground bench bench-peers clean
+.PHONY: help setup setup-demo demo test test-fast test-slow test-browser test-transformers test-adapters mutants lint typecheck format docs playground test-playground bench bench-peers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,11 @@ mutants: $(DEV) ## plant mistakes in the numerical core, and see which test find
 test-transformers: $(DEV) ## Hugging Face architectures (installs the extra hf first)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,hf]'
 	$(PYTEST) -m transformers tests/behaviour/test_transformers.py
+
+test-adapters: $(DEV) ## Lightning, Hugging Face Trainer, BoTorch, ONNX (installs their extras first)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,lightning,hf,botorch,export]'
+	$(PYTEST) -m adapters tests/integrations
+	LAPWING_ADAPTERS=1 $(PYTEST) docs/lightning.md docs/hugging-face.md docs/botorch.md docs/export.md
 
 lint: $(DEV) ## linter and formatter, changing nothing
 	$(BIN)/ruff check .

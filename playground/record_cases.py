@@ -4,7 +4,7 @@
     python playground/record_cases.py --retrain  # new inputs too: data and trained weights
 
 Data and weights are kept apart from the answers, so recording again after a change of Lapwing shows only what that
-change did. `tests/test_playground.py` says when the file is stale.
+change did. `tests/playground/test_recorded_cases.py` says when the file is stale.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import json
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from math import cos, pi
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ CASES = Path(__file__).parent / "tests" / "cases.json"
 LINKS = ("probit", "pairwise", "bridge", "bridge_norm")
 CURVE = [10.0**k for k in range(-3, 4)]
 N_DRAWS = 4
+N_STEPS, RATE = 10, 0.02  # of the optimiser
 STRUCTURES: dict[str, dict[str, str]] = {
     "full": {"structure": "full"},
     "diag": {"structure": "diag"},
@@ -83,10 +85,18 @@ def fitted(inputs: Inputs, model: nn.Module, data: tuple[Tensor, Tensor]) -> lw.
 
 
 def training(inputs: Inputs, model: nn.Module, data: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-    """The penalised loss at unit noise and its gradient: what the playground's optimiser goes down."""
+    """The penalised loss at unit noise, its gradient, and where torch's Adam goes with a rate that falls to zero."""
     value = penalised_loss(model, data, inputs)
     gradient = torch.autograd.grad(value, list(model.parameters()))
-    return {"loss": value.detach(), "gradient": torch.cat([g.flatten() for g in gradient])}
+    moved = network(inputs)
+    optimiser = torch.optim.Adam(moved.parameters(), lr=RATE, betas=(0.9, 0.99))
+    for step in range(1, N_STEPS + 1):
+        optimiser.param_groups[0]["lr"] = 0.5 * RATE * (1 + cos(pi * step / N_STEPS))
+        optimiser.zero_grad()
+        penalised_loss(moved, data, inputs).backward()
+        optimiser.step()
+    after = nn.utils.parameters_to_vector(moved.parameters()).detach()
+    return {"loss": value.detach(), "gradient": torch.cat([g.flatten() for g in gradient]), "after_training": after}
 
 
 def best(inputs: Inputs, posterior: lw.Posterior, data: tuple[Tensor, Tensor]) -> dict[str, Tensor]:

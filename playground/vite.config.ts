@@ -67,7 +67,7 @@ function sha256(text: string): string {
   return `sha256-${createHash('sha256').update(text).digest('base64')}`
 }
 
-/** What the page was built from: tests/test_playground.py computes the same, so a stale page is found without node. */
+/** What the page was built from: tests/playground/test_recorded_cases.py computes the same, so a stale page is found without node. */
 function sourcesDigest(): string {
   const files = ['index.html', 'package-lock.json', 'tsconfig.json', 'vite.config.ts', ...below(join(ROOT, 'src'))].sort()
   const hash = createHash('sha256')

@@ -144,7 +144,7 @@ export const SCENARIOS: readonly Scenario[] = [
   {
     id: 'confident',
     title: 'Confident far from the data',
-    text: 'This is the plain network: softmax of its outputs, no error bars. Strong colour means near certainty, and it stays strong at the edges, where nothing was ever seen. Now set “Link” to Monte Carlo: the map turns pale away from the points.',
+    text: 'This is the plain network: softmax of its outputs, no error bars. Strong colour means near certainty, and it stays strong at the edges, where nothing was ever seen. Now set “Link” to Monte Carlo: the colours fade away from the points.',
     settings: { task: 'classes', predictive: 'linearised', structure: 'full', link: 'none', automatic: true, draws: false },
   },
   {

@@ -31,7 +31,7 @@ export function legend({ task, predictive, draws }: Settings): LegendEntry[] {
   const lines = draws ? [{ kind: 'draw', words: task === 'classes' ? `boundaries of draws of ${who}` : `draws of ${who}` }] : []
   if (task === 'classes') {
     return [
-      { kind: 'map', words: 'strong colour: sure of the class; pale: not sure' },
+      { kind: 'map', words: 'strong colour: sure of the class; faint: not sure' },
       { kind: 'mean', words: 'boundary between the likeliest classes' },
       ...lines,
     ]

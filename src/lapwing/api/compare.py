@@ -1,4 +1,4 @@
-"""Models ranked by their evidence."""
+"""Rank models by their evidence."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from lapwing.runtime.sandbox import plain_tensors
 
 @dataclass(frozen=True)
 class Rank:
-    """One model's place."""
+    """A model in a comparison."""
 
     name: str
     log_evidence: float
-    behind: float  # nats behind the best
-    probability: float  # of the model, all being equally likely before the data
+    behind: float  # difference to the best, in nats
+    probability: float  # posterior probability of the model, under equal prior probabilities
     n_parameters: int
     effective_dimension: float
     structure: str
@@ -28,7 +28,7 @@ class Rank:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Ranks, best first; print it for a table."""
+    """Models by decreasing evidence; print it for a table."""
 
     ranks: tuple[Rank, ...]
     caveats: tuple[str, ...]  # why the numbers may not be comparable
@@ -61,10 +61,10 @@ class Comparison:
 def compare(posteriors: Sequence[Posterior] | Mapping[str, Posterior]) -> Comparison:
     """Rank models of the same data by log p(D): a list, or a mapping from names, of posteriors or runs of lw.train.
 
-    Evidences compare across architectures, sizes and priors. They do not compare across structures, whose determinants
-    are approximated differently, nor between the trained weights and the linear mode; then a warning says so. A trained
-    posterior counts with its ELBO, a lower bound on log p(D), which a Laplace evidence is not: where there are both,
-    bounds are ranked apart, after the others.
+    The evidence is comparable across architectures, sizes and priors. It is not comparable across structures, which
+    approximate the determinant differently, nor between the trained weights and the linear mode; a warning says so.
+    For posteriors from lw.train the ELBO is used, a lower bound on log p(D); a Laplace evidence is not a bound. If
+    there are both, bounds are ranked separately, after the others.
     """
     named = _named(posteriors)
     caveats = tuple(_caveats(list(named.values())))
@@ -76,9 +76,10 @@ def compare(posteriors: Sequence[Posterior] | Mapping[str, Posterior]) -> Compar
 
 
 def _ranked(named: Mapping[str, Posterior]) -> list[Rank]:
-    """Best first, among numbers of one kind."""
+    """Ranks of comparable numbers, best first."""
     scores = {name: _score(p) for name, p in named.items()}
     top = max(scores.values(), default=0.0)
+    # Relative to the best model, as evidences themselves underflow.
     total = sum(exp(score - top) for score in scores.values())
     ranks = [
         Rank(
@@ -129,6 +130,7 @@ def _point(posterior: Posterior) -> str:
 
 
 def _caveats(posteriors: list[Posterior]) -> list[str]:
+    """Reasons why the numbers may not be comparable."""
     caveats = []
     structures = sorted({p.structure.described for p in posteriors if p.trained is None})
     if len(structures) > 1:

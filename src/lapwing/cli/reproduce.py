@@ -1,9 +1,9 @@
-"""`lapwing reproduce`: a study by name → its record, page and tables in the output folder."""
+"""`lapwing reproduce`: run a study by name, and write its record, page and tables."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from lapwing.errors import InputError
 if TYPE_CHECKING:
     from lapwing_studies.report.study import StudyPage
     from lapwing_studies.report.tables import Table
+    from lapwing_studies.reproduce.effort import Effort
     from lapwing_studies.reproduce.study import Study
 
 
@@ -36,10 +37,11 @@ class TableName(str, Enum):
     fisher = "fisher"
     small_held_out = "small-held-out"
     quality = "quality"
+    ct = "ct"
 
 
 @dataclass(frozen=True)
-class Asked:
+class Options:
     """The options of the command."""
 
     table: TableName
@@ -48,23 +50,25 @@ class Asked:
     quick: bool
     seeds: int | None
     again: bool
+    tier: str | None = None  # of studies that have more than two
 
     @property
     def command(self) -> str:
         words = ["lapwing reproduce", self.table.value]
         words += ["--data DIR"] if self.data is not None else []
         words += ["--quick"] if self.quick else []
+        words += [f"--tier {self.tier}"] if self.tier is not None else []
         words += [f"--seeds {self.seeds}"] if self.seeds is not None else []
         return " ".join(words)
 
 
-def reproduced(asked: Asked) -> tuple[Any, StudyPage, Path]:
-    """Run what is not done yet; write record.json, report.html, picture.png and tables.md under the output folder."""
+def run_study(options: Options) -> tuple[Any, StudyPage, Path]:
+    """Run what has not been run; write record.json, report.html, picture.png and tables.md to the output folder."""
     from lapwing_studies.report.study import markdown, write_study
 
-    run, report = _study_and_report(asked.table)
-    record = run(study(asked))
-    page, folder = report.page(record, asked.command), asked.out / asked.table.value
+    run, report = _study_and_report(options.table)
+    record = run(study(options))
+    page, folder = report.page(record, options.command), options.out / options.table.value
     path = write_study(page, folder / "report.html")
     report.picture(record, folder / "picture.png")
     text = json.dumps(record, allow_nan=False) + "\n"
@@ -75,13 +79,14 @@ def reproduced(asked: Asked) -> tuple[Any, StudyPage, Path]:
 
 
 def _study_and_report(table: TableName) -> tuple[Any, Any]:
-    """The function that runs a study, and the module that makes its page."""
+    """The function that runs a study, and the module that renders its page."""
     from lapwing_studies.report import alarm as alarm_report
     from lapwing_studies.report import antoran as antoran_report
     from lapwing_studies.report import banana as banana_report
     from lapwing_studies.report import batchnorm as batchnorm_report
     from lapwing_studies.report import battery as battery_report
     from lapwing_studies.report import conformal as conformal_report
+    from lapwing_studies.report import ct as ct_report
     from lapwing_studies.report import fisher as fisher_report
     from lapwing_studies.report import immer as immer_report
     from lapwing_studies.report import preconditioners as preconditioners_report
@@ -98,6 +103,7 @@ def _study_and_report(table: TableName) -> tuple[Any, Any]:
         batchnorm,
         battery,
         conformal,
+        ct,
         fisher,
         immer,
         preconditioners,
@@ -122,44 +128,61 @@ def _study_and_report(table: TableName) -> tuple[Any, Any]:
         TableName.product_cost: (product_cost.run, product_cost_report),
         TableName.alarm: (alarm.run, alarm_report),
         TableName.conformal: (conformal.run, conformal_report),
+        TableName.ct: (ct.run, ct_report),
         TableName.fisher: (fisher.run, fisher_report),
         TableName.quality: (quality.run, quality_report),
         TableName.small_held_out: (small_held_out.run, small_held_out_report),
     }[table]
 
 
-def study(asked: Asked) -> Study:
+def study(options: Options) -> Study:
     from lapwing_studies.reproduce.effort import FULL, QUICK
     from lapwing_studies.reproduce.folder import DataFolder
     from lapwing_studies.reproduce.store import Store
     from lapwing_studies.reproduce.study import Study
 
-    if asked.data is not None and not asked.data.is_dir():
-        raise InputError(f"--data {asked.data} is not a folder.")
-    effort = QUICK if asked.quick else FULL
-    n_seeds = _n_seeds(asked, effort.n_seeds) if asked.seeds is None else asked.seeds
+    if options.data is not None and not options.data.is_dir():
+        raise InputError(f"--data {options.data} is not a folder.")
+    effort = QUICK if options.quick else FULL
+    if options.tier is not None:
+        effort = _of_tier(options)
+    n_seeds = _n_seeds(options, effort.n_seeds) if options.seeds is None else options.seeds
     if n_seeds < 1:
         raise InputError(f"--seeds must be at least 1, got {n_seeds}.")
-    return Study(DataFolder(asked.data), Store(asked.out / asked.table.value), effort, n_seeds, again=asked.again)
+    return Study(
+        DataFolder(options.data), Store(options.out / options.table.value), effort, n_seeds, again=options.again
+    )
 
 
-def _n_seeds(asked: Asked, usual: int) -> int:
-    """Published splits are ten; figures are drawn once."""
-    if asked.table is TableName.immer2021_uci:
-        return 3 if asked.quick else 10
-    if asked.table is TableName.small_held_out:
-        return 1 if asked.quick else 10
-    if asked.table is TableName.quality:
-        return 1 if asked.quick else 5
+def _of_tier(options: Options) -> Effort:
+    """The effort that a tier names; only of the study that has them."""
+    from lapwing_studies.reproduce.effort import FULL, QUICK
+
+    tiers = {"quick": QUICK, "standard": FULL, "faithful": replace(FULL, name="faithful")}
+    if options.table is not TableName.ct or options.quick:
+        raise InputError("--tier belongs to the study ct, and stands for --quick there: give one of the two.")
+    if options.tier not in tiers:
+        raise InputError(f"--tier must be one of {', '.join(tiers)}; got {options.tier!r}.")
+    return tiers[options.tier]
+
+
+def _n_seeds(options: Options, usual: int) -> int:
+    """Number of seeds if not given: ten where the published splits are ten, one where figures are drawn once."""
+    if options.table is TableName.immer2021_uci:
+        return 3 if options.quick else 10
+    if options.table is TableName.small_held_out:
+        return 1 if options.quick else 10
+    if options.table is TableName.quality:
+        return 1 if options.quick else 5
     several = {
         TableName.battery, TableName.antoran2022, TableName.batchnorm_1d, TableName.subnetwork_1d, TableName.alarm,
         TableName.conformal,
     }  # fmt: skip
-    return usual if asked.table in several else 1
+    return usual if options.table in several else 1
 
 
 def show_study(page: StudyPage, path: Path) -> None:
-    """The tables, then where the page is."""
+    """Print the tables, and where the page is."""
     console = Console()
     for table in page.tables:
         console.print(_rich(table))

@@ -12,8 +12,8 @@ from lapwing.errors import InputError, InputTypeError, ShapeError
 def as_tensor(y: object, *, likelihood: str) -> Tensor:
     """Convert a tensor, an array or nested lists of numbers to a real tensor."""
     try:
-        # Lists go through NumPy, which reads Python floats as float64; torch would read them as float32. A copy:
-        # columns of tables may not be written to, of which torch warns.
+        # Lists go through NumPy, which reads Python floats as float64; torch would read them as float32.
+        # np.array copies: columns of tables may be read-only, of which torch warns.
         tensor = y if isinstance(y, Tensor) else torch.as_tensor(np.array(y))
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputTypeError(

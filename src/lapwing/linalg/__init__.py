@@ -7,7 +7,7 @@ from lapwing.linalg.finite import all_finite
 from lapwing.linalg.gram import (
     FLOAT32_SIDE,
     GramSum,
-    Products,
+    ProductSum,
     add_converted_,
     aligned_product,
     at_least_float32,
@@ -22,6 +22,8 @@ from lapwing.linalg.pivoted_cholesky import (
     semidefinite_eigenvalues,
 )
 from lapwing.linalg.probes import Probes, Rademacher, UnitVectors
+from lapwing.linalg.recomputed import recomputed
+from lapwing.linalg.roots import safe_sqrt, symmetric_root
 from lapwing.linalg.symmetric import add_gram_, mirror_
 from lapwing.linalg.trace import hutch_plus_plus, hutchinson, signs, trace, xtrace
 
@@ -36,7 +38,7 @@ __all__ = [
     "PartialCholesky",
     "Probes",
     "Product",
-    "Products",
+    "ProductSum",
     "Rademacher",
     "Solution",
     "UnitVectors",
@@ -56,9 +58,12 @@ __all__ = [
     "mirror_",
     "pivoted_cholesky",
     "products_on_grid",
+    "recomputed",
+    "safe_sqrt",
     "semidefinite_eigenvalues",
     "signs",
     "stored_dtype",
+    "symmetric_root",
     "trace",
     "xtrace",
 ]

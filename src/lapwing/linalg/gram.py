@@ -1,6 +1,6 @@
 """Running sums Σ x yᵀ over many rows: matrix products in the dtype of the rows, long sums in float64.
 
-Products accumulate in place (`baddbmm_`, `addmm_`): a batch costs one matrix multiplication, and no array of all rows
+ProductSum accumulate in place (`baddbmm_`, `addmm_`): a batch costs one matrix multiplication, and no array of all rows
 is stored. Float32 products over at most `_MOST_ROWS` rows are then added to a float64 total, which bounds rounding.
 """
 
@@ -18,7 +18,7 @@ _ALIGNED = 16  # entries: output rows that start at multiples of 16 are written 
 FLOAT32_SIDE = 512  # side of the matrix from which sums of float32 rows stay in float32
 
 
-class Products:
+class ProductSum:
     """A running sum Σ_m x_m y_mᵀ of rows x (m, q, d) and y (m, q, e), for each of q maps: (q, d, e).
 
     The caller adds the sum to a float64 total (`take`) once `full`.
@@ -207,7 +207,9 @@ def add_converted_(total: Float[Tensor, "q d *e"], part: Float[Tensor, "q d *e"]
 def aligned_product(
     x: Float[Tensor, "m d"], y: Float[Tensor, "d e"], shift: Float[Tensor, " e"] | None = None
 ) -> Float[Tensor, "m e"]:
-    """x y + shift with rows aligned in memory, which is faster. Not differentiable: it writes to `out`."""
+    """x y + shift with rows aligned in memory, which is faster; in plain torch operations if x requires grad."""
+    if x.requires_grad:  # autograd does not support `out=`
+        return x @ y if shift is None else torch.addmm(shift, x, y)
     product = torch.mm(x, y, out=_aligned(x, len(x), y.shape[1]))
     return product if shift is None else product.add_(shift)
 

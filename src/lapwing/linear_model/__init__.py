@@ -1,4 +1,4 @@
-"""The linearised network as a model of its own: J over the data, its mode by Newton and conjugate gradients."""
+"""The linearised network as a model of its own: J over the data, and its mode by Newton's method."""
 
 from lapwing.data.fixed_order import in_data_order, in_fixed_order, unshuffled
 from lapwing.linear_model.design import (
@@ -15,13 +15,13 @@ from lapwing.linear_model.design import (
 )
 from lapwing.linear_model.mode import (
     PRECISE,
-    Effort,
     Expansion,
     Problem,
     Search,
+    StoppingRule,
     polished,
+    solve_hessian,
     solve_mode,
-    solve_near,
 )
 from lapwing.linear_model.refinement import Elbo, Refinement
 
@@ -29,13 +29,13 @@ __all__ = [
     "DEFAULT_PASSES",
     "PRECISE",
     "Design",
-    "Effort",
     "Elbo",
     "Expansion",
     "Piece",
     "Problem",
     "Refinement",
     "Search",
+    "StoppingRule",
     "StoredDesign",
     "StoredPiece",
     "StreamedDesign",
@@ -46,7 +46,7 @@ __all__ = [
     "is_stored",
     "most_work",
     "polished",
+    "solve_hessian",
     "solve_mode",
-    "solve_near",
     "unshuffled",
 ]

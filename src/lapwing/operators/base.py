@@ -32,6 +32,15 @@ class Rows(ABC):
     device: torch.device
 
     @property
+    def attached(self) -> bool:
+        """Whether the rows have an autograd graph to the network's inputs, so that contractions are differentiable."""
+        return False
+
+    def fresh(self) -> Rows:
+        """A copy without cached intermediate results, so that they are freed after a contraction."""
+        return self
+
+    @property
     def dtype(self) -> torch.dtype:
         """Dtype in which contractions over the parameters are computed."""
         return torch.float64

@@ -9,7 +9,7 @@ import torch
 from lapwing._types import Float, Tensor
 from lapwing.operators.base import Precision, Rows
 from lapwing.operators.block_diagonal import BlockDiagonalPrecision
-from lapwing.operators.kronecker import RotatedPrecision
+from lapwing.operators.rotated import RotatedPrecision
 
 _INVERSE_FLOATS = 1 << 24  # of inverses at several scales
 
@@ -20,7 +20,7 @@ def inv_quads(precisions: Sequence[Precision], J: Rows) -> Float[Tensor, "s n c 
     if isinstance(first, BlockDiagonalPrecision):
         blocks = zip(*(P.blocks for P in precisions if isinstance(P, BlockDiagonalPrecision)), strict=True)
         parts = (inv_quads(of_block, J.columns(s)) for s, of_block in zip(first.slices, blocks, strict=True))
-        total = next(parts)
+        total = next(parts)  # accumulate one block at a time: all parts together would be large
         for part in parts:
             total = total + part
         return total
@@ -30,7 +30,10 @@ def inv_quads(precisions: Sequence[Precision], J: Rows) -> Float[Tensor, "s n c 
 
 
 def _rotated_once(precisions: Sequence[Precision], rows: Rows) -> Float[Tensor, "s n c c"]:
-    """Inverses of all scales at once take S·P numbers, so that those of a very large block are taken one by one."""
+    """The quadratic forms of rows that are in the eigenbasis already.
+
+    Inverse eigenvalues of all scales take S·P numbers: of a very large block, those of one scale at a time are formed.
+    """
     rotated = [P for P in precisions if isinstance(P, RotatedPrecision)]
     at_once = max(1, _INVERSE_FLOATS // rows.p)
     parts = [rotated[i : i + at_once] for i in range(0, len(rotated), at_once)]

@@ -1,4 +1,4 @@
-"""From a Gaussian over weights to a Gaussian over outputs, and to predictive distributions."""
+"""Predictive distributions: from a Gaussian over weights to a Gaussian over outputs, to probabilities."""
 
 from lapwing.predictive.concatenated import concatenated
 from lapwing.predictive.families import Frame, from_draws, from_gaussian

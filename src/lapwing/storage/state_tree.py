@@ -1,7 +1,7 @@
-"""What an optimizer or a schedule calls its state, as values that a file can hold, and back.
+"""Convert the state_dict of an optimizer or schedule into values that a file can hold, and back.
 
-Mappings with keys of any kind become pairs, since a file names by words only; lists, tuples and counters stay what they
-are.
+Mappings become lists of pairs, because their keys can be of any type while files allow strings only. Types of
+sequences and counters are preserved.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ _SEQUENCES: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "deque"
 
 
 def as_nodes(value: Any, where: str = "state") -> Any:
-    """Nested named values, tensors and numbers."""
+    """Nested dictionaries and lists of tensors and numbers."""
     if value is None or isinstance(value, bool | int | float | str | Tensor):
         return value
-    if isinstance(value, Real):  # of NumPy
+    if isinstance(value, Real):  # a NumPy scalar
         return float(value)
     if isinstance(value, Mapping):
         kind = "counter" if isinstance(value, Counter) else "ordered" if isinstance(value, OrderedDict) else "dict"
+        # The default factory is a function, which a file cannot hold.
         if isinstance(value, defaultdict):
             kind = "dict"
         return {kind: [[as_nodes(k, where), as_nodes(v, f"{where}.{k}")] for k, v in value.items()]}
@@ -40,7 +41,7 @@ def as_nodes(value: Any, where: str = "state") -> Any:
 
 
 def from_nodes(node: Any) -> Any:
-    """The values again."""
+    """The inverse of `as_nodes`."""
     if not isinstance(node, dict):
         return node
     ((kind, content),) = node.items()
@@ -49,4 +50,4 @@ def from_nodes(node: Any) -> Any:
         return _MAPPINGS[kind](dict(pairs)) if kind == "counter" else _MAPPINGS[kind](pairs)
     if kind in _SEQUENCES:
         return _SEQUENCES[kind](from_nodes(v) for v in content)
-    raise StorageError(f"a state holds {kind!r:.40}, which is no kind of value.")
+    raise StorageError(f"a state holds {kind!r:.40}, which is not a known kind of value.")

@@ -1,10 +1,10 @@
-"""What is measured: work, the unit it is counted in, and the goal. One case runs in one process:
+"""Benchmark cases: the work, the unit that it is measured in, and the goal. Each case runs in its own process:
 
     python -m lapwing_studies.bench.case W3 kron-fit
-    python -m lapwing_studies.bench.case W2 kron-fit 8192  # with so many training data
+    python -m lapwing_studies.bench.case W2 kron-fit 8192  # with this many training data
 
-Unit and work are timed in turn, in CPU seconds on one thread, and the median ratio counts; so a slow machine, or one
-that is slow for a minute, gives the same number. The first run of the work is not timed: its memory is measured.
+Unit and work are timed alternately, in CPU seconds on one thread, and the median ratio is reported. The result is
+therefore independent of the machine's speed, also if that varies. The first run of the work measures memory, not time.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from lapwing_studies.bench.memory import peak_mib, resident_mib
 from lapwing_studies.bench.workloads import Workload, build
 
 GE, FW = "gradient epochs", "forward passes"
-N_POINTS = 1000  # of a Gaussian process
-PREDICTIVE_MIB = 512.0  # what any predictive may take above the model at 256 inputs
+N_POINTS = 1000  # points of the Gaussian process
+PREDICTIVE_MIB = 512.0  # goal for the memory of a prediction of 256 inputs, above the model
 
 
 class Row(TypedDict):
-    """One measurement. `ratio` is None where the case could not run, and `note` then says why."""
+    """One measurement. `ratio` is None if the case could not run; `note` then says why."""
 
     workload: str
     case: str
@@ -52,7 +52,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Case:
-    """`goals` names the workloads the case is for; None where it is measured without a goal."""
+    """`goals`: per workload that the case runs on; None means without a goal."""
 
     what: str
     unit: str
@@ -62,7 +62,7 @@ class Case:
 
 
 def measure(case_name: str, workload: Workload, *, seconds: float = 20.0) -> Row:
-    """Time one case on a workload: at least three rounds, at most nine, about so many seconds."""
+    """Time one case on a workload: three to nine rounds, for about `seconds` seconds."""
     case = CASES[case_name]
     workload.gradient_epoch()
     workload.forward()
@@ -83,7 +83,7 @@ def measure(case_name: str, workload: Workload, *, seconds: float = 20.0) -> Row
 
 
 def ratio(timed: Timed, seconds: float) -> float:
-    """Median over rounds of time(work) / time(unit); a short unit is repeated so that the clock can see it."""
+    """Median over rounds of time(work) / time(unit); a short unit is repeated for the resolution of the clock."""
     start = process_time()
     repeats = max(1, round(0.05 / max(_seconds(timed.unit), 1e-6)))
     ratios: list[float] = []
@@ -108,7 +108,7 @@ def _posterior(w: Workload, **options: Any) -> lw.Posterior:
 
 
 def _prepared(w: Workload, **options: Any) -> lw.Posterior:
-    """A posterior with its eigendecompositions at hand: they depend on the data alone, and are made once."""
+    """A posterior with cached eigendecompositions: they depend on the data only, and are computed once per fit."""
     posterior = _posterior(w, **options)
     posterior.outputs(w.x[:1]).var  # noqa: B018
     return posterior
@@ -127,7 +127,7 @@ def _covariance(structure: str) -> Callable[[Workload], Timed]:
 
 
 def _gp_fit(w: Workload) -> Timed:
-    """All of the 1,000 points, and their kernels factorised; the unit is a gradient epoch of these points."""
+    """Fit with 1,000 points, and factorise their kernels; the unit is a gradient epoch over these points."""
     w = w.with_data(N_POINTS)
     return Timed(lambda: _prepared(w, structure=lw.GP(coupling="independent")), w.gradient_epoch)
 
@@ -148,7 +148,7 @@ def _variances(w: Workload) -> Timed:
 
 
 def _tune(structure: str, mode: str) -> Callable[[Workload], Timed]:
-    """At the trained weights, as other libraries tune, no search with the data is part of it."""
+    """Tuning at the trained weights, as in other libraries; no mode search is included."""
 
     def prepare(w: Workload) -> Timed:
         posterior = _prepared(w, structure=structure)

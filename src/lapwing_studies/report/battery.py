@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 METHODS = (MAP, TEMPERATURE, EVIDENCE, BOTH)
 COLOURS = {MAP: MAP_COLOUR, TEMPERATURE: OUTSIDE, EVIDENCE: SAMPLED, BOTH: GLM}
 LOOKS = {MAP: "dot map", TEMPERATURE: "dot outside", EVIDENCE: "dot sampled", BOTH: "dot glm"}
-WIDEST = 0.25  # nats: what is further from temperature scaling is drawn as an arrow at the edge
+WIDEST = 0.25  # nats: larger differences to temperature scaling are drawn as arrows at the edge
 
 
 def page(record: BatteryRecord, command: str) -> StudyPage:
@@ -92,15 +92,15 @@ def _verdict(claim: Claim) -> Cell:
 
 
 def nll_table(record: BatteryRecord) -> Table:
-    """Test NLL with its standard error, and whether `diagnose()` warned where the evidence alone did worse."""
+    """Test NLL with its standard error, and whether `diagnose()` warned if the evidence alone did worse."""
     return Table(
         "nll",
         "Test NLL, nats per point",
         _over_seeds(record["n_seeds"]),
         ("task", "network", "training", *METHODS, "evidence alone"),
         tuple(_nll_row(task) for task in lines(record)),
-        "Bold is the best of its row. “Warned” means that diagnose() had a concern about the evidence: that it is not "
-        "to be trusted there, or only indicative.",
+        "Bold is the best of its row. “Warned” means that diagnose() had a concern about the evidence: that it is "
+        "unreliable there, or only indicative.",
     )
 
 
@@ -122,7 +122,7 @@ def score_table(record: BatteryRecord, key: str, title: str, see: str, sign: flo
 
 
 def _best_of(task: Line, key: str, sign: float) -> list[Cell]:
-    """The four methods; what prints the same as the best is as good."""
+    """The four methods; values that print the same as the best count as best."""
     shown = {m: f"{task.mean(m, key):.3f}" for m in METHODS}
     best = shown[min(METHODS, key=lambda m: sign * task.mean(m, key))]
     return [
@@ -195,7 +195,7 @@ ALARMS = Dots("OOD-AUC", METHODS, lambda task, method: task.mean(method, "ood_au
 
 
 def picture(record: BatteryRecord, path: Path) -> Path:
-    """What each method gains on temperature scaling."""
+    """The gain of each method over temperature scaling."""
     tasks = lines(record)
     return write_picture([partial(_gains_with_legend, tasks=tasks)], path, shape=(9.0, 1.4 + 0.3 * len(tasks)))
 

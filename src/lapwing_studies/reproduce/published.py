@@ -1,4 +1,4 @@
-"""Published numbers, to print beside our own."""
+"""Published numbers, for comparison."""
 
 from __future__ import annotations
 

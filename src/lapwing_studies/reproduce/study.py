@@ -1,4 +1,4 @@
-"""What every study has: data, a store, an effort, and a list of jobs each of which is done once."""
+"""What studies have in common: data, a store, sizes, and a list of jobs, each of which is run once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lapwing_studies.reproduce.store import Store
 
 @dataclass(frozen=True)
 class Study:
-    """`again` makes every record anew; trained weights are kept all the same."""
+    """`again` recomputes every record; trained weights are reused."""
 
     folder: DataFolder
     store: Store
@@ -32,7 +32,7 @@ class Study:
 
 
 class Job(Protocol):
-    """One (network, seed): a name for its files, what it is made with, and the work."""
+    """One (network, seed): the name of its files, a description of how it is made, and the work."""
 
     @property
     def name(self) -> str: ...
@@ -42,7 +42,7 @@ class Job(Protocol):
 
 
 def done(study: Study, jobs: Sequence[Job]) -> list[Any]:
-    """The records of all jobs, in order; those in the store are taken from there."""
+    """The records of all jobs, in order; stored ones are reused."""
     records = []
     with one_thread(), tqdm(total=len(jobs), bar_format="{desc:<34} {bar} {n_fmt}/{total_fmt} [{elapsed}]") as bar:
         for job in jobs:
@@ -67,5 +67,5 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def told(caught: Sequence[WarningMessage]) -> list[str]:
-    """What was warned of, once each; what packages tell their developers is left out."""
+    """The distinct warnings, without those of packages for their developers."""
     return sorted({str(w.message) for w in caught if w.category is UserWarning})

@@ -12,10 +12,11 @@ from lapwing.runtime.sandbox.process import (
     same_states,
 )
 from lapwing.runtime.sandbox.random_numbers import seed_everything, set_states, states_as_tensors
-from lapwing.runtime.sandbox.watching import MathAttention, UseOfTensors
+from lapwing.runtime.sandbox.watching import MathAttention, PlainNorms, UseOfTensors
 
 __all__ = [
     "MathAttention",
+    "PlainNorms",
     "Template",
     "UseOfTensors",
     "autocast_devices",

@@ -1,6 +1,6 @@
-"""How the rows SᵀJ of the data are added up into a Curvature.
+"""Accumulate the rows SᵀJ of the data into a Curvature.
 
-Curvature is a sum over data, so an accumulator only ever adds; batches, chunks and their order do not matter.
+Curvature is a sum over data: the result does not depend on batches, chunks or their order.
 """
 
 from __future__ import annotations
@@ -21,53 +21,53 @@ from lapwing.operators import Curvature
 
 
 class Accumulator(ABC):
-    """A running sum of rows' outer products, in one structure."""
+    """A running sum of outer products of rows SᵀJ, in one structure."""
 
-    def see(self, part: Float[Tensor, "n t c m"]) -> None:  # noqa: B027 (most have nothing to note)
-        """The columns S of the rows SᵀJ that are added next; most sums need not know them."""
+    def observe(self, part: Float[Tensor, "n t c m"]) -> None:  # noqa: B027 (most have nothing to note)
+        """Called with the columns S of the rows that are added next; most accumulators ignore it."""
 
     @abstractmethod
     def add(self, pieces: Iterable[Jacobian]) -> None:
-        """Add the rows of some data, which come some columns at a time."""
+        """Add the rows of some data; each piece holds some columns of S for all of them."""
 
     def add_output(self, terms: OutputTerms) -> None:
-        """Add the likelihood terms of some data, when the output layer alone is inferred."""
+        """Add the likelihood terms of some data in closed form, if only the output layer is inferred."""
         raise NotImplementedError(f"{type(self).__name__} adds rows only.")
 
     @abstractmethod
     def result(self) -> Curvature: ...
 
     def state(self) -> State:
-        """All of the unfinished sum, to be written down between two batches."""
+        """The unfinished sum, complete, for a checkpoint between two batches."""
         raise NotImplementedError(f"{type(self).__name__} cannot be written down.")
 
     def restore(self, state: State) -> None:
-        """Go on from there, to the same bits."""
+        """Continue from a saved state, to the same bits as an uninterrupted run."""
         raise NotImplementedError(f"{type(self).__name__} cannot be written down.")
 
 
-class Summation:
-    """How rows are added up in a pass."""
+class AccumulatorFactory:
+    """Creates the accumulators of a pass, and says which rows they take."""
 
-    adds_output: bool = False  # whether an output layer inferred alone is added without rows
-    by_column: bool = False  # whether rows are added as fast one column of S at a time, in less memory
-    whole_data: bool = False  # whether all rows of a datum must come at once
+    adds_output: bool = False  # whether accumulators have `add_output`, for an output layer inferred alone
+    by_column: bool = False  # whether one column of S at a time is as fast as several, and saves memory
+    whole_data: bool = False  # whether all rows of a datum must come in one piece
 
     def roots(self, fisher: Fisher, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[Tensor]:
-        """The columns S of each part of the curvature: (n, t, c, m)."""
+        """The columns S (n, t, c, m) of each part of the curvature."""
         return fisher.parts(likelihood, f, y)
 
     def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
         raise NotImplementedError(f"{type(self).__name__} is not a sum over rows.")
 
     def accumulators(self, n_parts: int, layout: ParamLayout, device: torch.device) -> list[Accumulator]:
-        """One for each part of the curvature."""
+        """One accumulator for each part of the curvature."""
         return [self.accumulator(layout, device) for _ in range(n_parts)]
 
     def second_pass(self, parts: Sequence[Curvature]) -> Sequence[Accumulator] | None:
-        """Accumulators for another pass over the data, given what the first one found; most need none."""
+        """Accumulators for a second pass, given the result of the first; most structures need none."""
         return None
 
-    def together(self, parts: Sequence[Curvature]) -> Sequence[Curvature]:
-        """The parts of all data; those of this process are given, none when it has no data."""
+    def sum_over_ranks(self, parts: Sequence[Curvature]) -> Sequence[Curvature]:
+        """The parts summed over ranks; `parts` are those of this rank, empty if it has no data."""
         return over_ranks(parts)

@@ -1,4 +1,4 @@
-"""Bytes of tensors that are alive, watched while something runs."""
+"""Count the bytes of live tensors while some code runs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class Ledger(TorchDispatchMode):
-    """Counts the storages that operations make until they are freed; tensors from before do not count.
+class AllocationCounter(TorchDispatchMode):
+    """Counts storages from their allocation until they are freed. Tensors that existed before are not counted.
 
-    What kernels allocate inside a single operation is not seen; it is small, or gone before the next peak.
+    Temporary buffers inside a single operation are not seen; they are small, or freed before the next peak.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Ledger(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = {storage._cdata for storage in _storages((args, kwargs))}  # views and in-place results are no new ones
+        given = {storage._cdata for storage in _storages((args, kwargs))}  # not new: views and in-place results
         out = func(*args, **kwargs)
         for storage in _storages(out):
             if storage._cdata not in given and storage._cdata not in self._sizes:
@@ -40,6 +40,7 @@ class Ledger(TorchDispatchMode):
     def _enter(self, storage: torch.UntypedStorage) -> None:
         self._sizes[storage._cdata] = storage.nbytes()
         self.now += storage.nbytes()
+        # A tensor's storage may outlive the tensor (views), so the finaliser is on the storage.
         weakref.finalize(storage, self._leave, storage._cdata)
 
     def _leave(self, key: int) -> None:

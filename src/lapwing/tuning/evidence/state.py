@@ -1,4 +1,4 @@
-"""How far a tuning has come, apart from the curvature it works on: small, and can be written down."""
+"""The state of tuning apart from the curvature: small enough to be stored in a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lapwing._types import Bool, Float, State, Tensor
-from lapwing.curvature import NOT_KEPT, Keeper
+from lapwing.curvature import NO_CHECKPOINT, PassCheckpoint
 from lapwing.linear_model import Expansion
 from lapwing.posterior import Posterior
 from lapwing.tuning.evidence.anderson import Anderson
@@ -18,8 +18,8 @@ from lapwing.tuning.step import noise_is_free, noise_of, with_noise
 
 
 @dataclass(frozen=True, eq=False)
-class Position:
-    """What tuning changes of a posterior."""
+class TuningState:
+    """The parts of a posterior that tuning changes."""
 
     precisions: Float[Tensor, " g"]
     noise_std: Float[Tensor, " s"] | None
@@ -27,52 +27,58 @@ class Position:
     history: tuple[Any, ...]
 
     @classmethod
-    def of(cls, posterior: Posterior) -> Position:
+    def of(cls, posterior: Posterior) -> TuningState:
         noise_std = noise_of(posterior) if noise_is_free(posterior) else None
         return cls(posterior.prior.precisions.detach(), noise_std, posterior.expansion, posterior.history)
 
     def on(self, posterior: Posterior) -> Posterior:
-        """A posterior of the same data, moved here."""
+        """A posterior of the same data with this state."""
         moved = posterior.with_prior(posterior.prior.with_precisions(self.precisions))
         moved = moved if self.noise_std is None else with_noise(moved, self.noise_std)
         return replace(moved, expansion=self.expansion, history=self.history)
 
 
 @dataclass(eq=False)
-class Turns:
-    """Where θ_* and the hyperparameters stand between two turns, and the best that was reached."""
+class AlternationState:
+    """The state between two alternations of θ_* and the hyperparameters."""
 
-    mixing: Anderson
+    acceleration: Anderson
     current: Posterior
-    plain: Posterior
-    let_go: Bool[Tensor, " g"]  # groups that have been put at their upper bound
-    reached: float = -inf
-    number: int = 0
+    plain: Posterior  # the last iterate without acceleration
+    pruned: Bool[Tensor, " g"]  # groups whose precision was set to its upper bound
+    reached: float = -inf  # evidence of the last round
+    number: int = 0  # of the round
 
     @classmethod
-    def begun(cls, posterior: Posterior, memory: int) -> Turns:
+    def initial(cls, posterior: Posterior, memory: int) -> AlternationState:
         none = torch.zeros_like(posterior.prior.precisions, dtype=torch.bool)
         return cls(Anderson(memory), posterior, posterior, none)
 
     def state(self) -> State:
-        here = {"current": Position.of(self.current), "plain": Position.of(self.plain)}
-        return {**here, "let_go": self.let_go, "past": self.mixing.past, "reached": self.reached, "number": self.number}
+        here = {"current": TuningState.of(self.current), "plain": TuningState.of(self.plain)}
+        return {
+            **here,
+            "let_go": self.pruned,
+            "past": self.acceleration.past,
+            "reached": self.reached,
+            "number": self.number,
+        }
 
     def restore(self, state: State) -> None:
         self.current, self.plain = state["current"].on(self.current), state["plain"].on(self.plain)
-        self.mixing.past, self.let_go = list(state["past"]), state["let_go"]
+        self.acceleration.past, self.pruned = list(state["past"]), state["let_go"]
         self.reached, self.number = state["reached"], state["number"]
 
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """One round of turns among those that have a curvature each: the keeper's part in it."""
+    """The alternations on one curvature, when the curvature is re-estimated several times; stores their checkpoints."""
 
-    keeper: Keeper = NOT_KEPT
+    checkpoint: PassCheckpoint = NO_CHECKPOINT
     number: int = 0
-    before: Posterior | None = None  # whose mode this stage's curvature was taken at
-    found: State | None = None  # what an earlier run has left of this stage
+    before: Posterior | None = None  # the posterior at whose mode the curvature of this stage was estimated
+    found: State | None = None  # state of this stage from a checkpoint
 
     def offer(self, state: Callable[[], State]) -> None:
-        before = None if self.before is None else Position.of(self.before)
-        self.keeper.offer(lambda: {"stage": self.number, "before": before, **state()})
+        before = None if self.before is None else TuningState.of(self.before)
+        self.checkpoint.offer(lambda: {"stage": self.number, "before": before, **state()})

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PLAYGROUND = ROOT / "playground"
 PAGE = ROOT / "docs" / "playground" / "page.html"
 
@@ -54,6 +54,14 @@ def test_the_page_is_one_file_that_may_load_nothing():
     loading = re.findall(r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=["'](?!data:)""", text)
     assert not loading
     assert len(text) < 120_000
+
+
+def test_the_documentation_embeds_the_page():
+    """docs/playground.md is served as playground/index.html, beside the page."""
+    text = (ROOT / "docs" / "playground.md").read_text(encoding="utf-8")
+    targets = re.findall(r"""(?:src|href)="([^"]+\.html)\"""", text)
+    assert targets == [PAGE.name, PAGE.name]
+    assert re.search(r"<iframe[^>]*\btitle=\"[^\"]+\"", text)
 
 
 def _digest_in_page() -> str:

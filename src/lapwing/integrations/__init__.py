@@ -1,0 +1,1 @@
+"""Where people already are: scikit-learn, Lightning, transformers, BoTorch, export, laplace-torch; no mathematics"""
