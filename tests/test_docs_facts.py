@@ -83,6 +83,7 @@ FACTS: list[tuple[str, str, tuple[str, ...], Callable[[float], str]]] = [
     ("evidence.md", "the first {} training data", ("MOST_CHECKED",), grouped),
     ("evidence.md", "more than {} variables", ("MOST_DIFFERENCES",), grouped),
     ("evidence.md", "The default budget of {} passes", ("DEFAULT_PASSES",), lambda n: {6: "six"}[int(n)]),
+    ("evidence.md", "it is up to {} passes", ("MOST_DEFAULT_PASSES", "design"), grouped),
     ("reproduce-fisher.md", "more than {} gradient epochs", ("MOST_EPOCHS", "kind"), grouped),
     ("refinement.md", "weights or outputs number at most {}", ("MOST_SOLVED", "laplace"), grouped),
     ("refinement.md", "refuses above {}", ("MOST_SOLVED", "covariances"), grouped),
