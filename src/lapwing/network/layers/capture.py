@@ -62,7 +62,7 @@ def _check_divided(path: str, record: Calls, n: int) -> None:
         shapes = ", ".join(str(tuple(x.shape)) for x in record.inputs)
         raise ModelError(
             f"Layer '{path}' was called with inputs of shape {shapes} for {n} data: some data skip it (a mixture of "
-            "experts?), so its inputs cannot be split by datum. The rule check saw only data that use it. Shuffle the "
+            "experts?), so its inputs cannot be split by datum. The rule check saw only data that use it: shuffle the "
             "data so that the first three are routed differently, or exclude the layer with params=[...]."
         )
 
