@@ -58,7 +58,7 @@ def refine(
         posterior.check_unrefined("refine")
     settings = _CONVERGED if preset is None else words.choose("preset", preset, {"immer2021": _IMMER2021})
     ways = {"laplace": settings.laplace, "vi": settings.vi, "vi_diag": settings.vi_diag}
-    way = _stopped(words.choose("by", by, ways), max_steps)
+    way = _limited(words.choose("by", by, ways), max_steps)
     most = _MOST_STORED if memory is None else max(1, parse_memory(memory) // 8)
     draws = seeded(generator)
     _check(posterior)
@@ -101,7 +101,7 @@ _IMMER2021 = _Settings(
 )
 
 
-def _stopped(
+def _limited(
     way: refinement.Adam | refinement.Variational | None, max_steps: int | None
 ) -> refinement.Adam | refinement.Variational | None:
     if max_steps is None:

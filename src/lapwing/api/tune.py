@@ -178,6 +178,7 @@ class _Choice:
     mean_at_mode: bool
 
     def check(self, posterior: Posterior) -> None:
+        """Raise for combinations of arguments that exclude each other."""
         structure = posterior.structure
         if self.curvature.at_mode and structure.n_points is not None:
             raise InputError(
@@ -212,6 +213,7 @@ class _Choice:
         options: _CheckpointOptions,
         budget: tuning.Budget,
     ) -> Posterior:
+        """Tune by the evidence, at the trained weights or at the linear model's mode."""
         if not self.linear_mode or self._skips_the_mode(posterior, budget):
             tuned = tuning.with_tolerance(ascend, posterior, budget)(replace(posterior, expansion=None), noise=noise)
             return tuned if not self.linear_mode else replace(tuned, left_open=(_NO_MODE,))
@@ -364,7 +366,7 @@ def _grouped(posterior: Posterior, groups: str | None, data: Any, *, by_evidence
     prior = posterior.prior
     if groups is None and not prior.P0.isotropic:
         untuned = bool(prior.reasons) and bool((prior.precisions == prior.precisions[0]).all())
-        return _started(posterior) if by_evidence and untuned else posterior
+        return _with_initial_precisions(posterior) if by_evidence and untuned else posterior
     if groups is not None and groups != "normalised":
         make = words.choose("groups", groups, {**words.GROUPS, "normalised": priors.isotropic})
         return posterior.with_prior(priors.regrouped(prior, make(prior.layout, 1.0, 0.0).on(prior.index.device)))
@@ -373,10 +375,10 @@ def _grouped(posterior: Posterior, groups: str | None, data: Any, *, by_evidence
     batches = posterior.source if data is None else posterior.batches(data)
     x = None if batches is None else batches.first_on_any_rank()[0]
     few = None if x is None else x.rows(slice(0, min(_FEW, x.n)))
-    return _started(posterior.with_prior(normalised.normalised_prior(posterior.linearised, few, prior)))
+    return _with_initial_precisions(posterior.with_prior(normalised.normalised_prior(posterior.linearised, few, prior)))
 
 
-def _started(posterior: Posterior) -> Posterior:
+def _with_initial_precisions(posterior: Posterior) -> Posterior:
     """Start several groups at δ_g = P_g / ‖θ̃ − m₀‖², which scales with the weights like the optimum does."""
     prior = posterior.prior
     if prior.P0.isotropic:

@@ -90,6 +90,7 @@ def exact_hessian(posterior: Posterior, data: Any, *, progress: bool | None = No
 
 
 def _of_batch(posterior: Posterior, x: ModelInput, y: Tensor) -> Float[Tensor, "p p"]:
+    """−κ ∇²_θ Σ log p of one batch (p, p), row by row with double backward."""
     layout = posterior.layout
     inferred = slice(None) if layout.selection is None else layout.selection
     # Fused attention kernels have no second derivative.
@@ -106,6 +107,7 @@ def _entries(gradient: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> Ten
 
 
 def _flat_gradient(scalar: Tensor, leaves: Sequence[Tensor]) -> Float[Tensor, " p"]:
+    """∂ scalar/∂θ (p,) in float64; zero where the graph does not reach a tensor."""
     if not scalar.requires_grad:
         return torch.cat([torch.zeros_like(p, dtype=torch.float64).reshape(-1) for p in leaves])
     second = torch.autograd.grad(scalar, leaves, retain_graph=True, allow_unused=True)

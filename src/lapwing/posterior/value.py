@@ -20,10 +20,11 @@ from lapwing.likelihoods import Gaussian, Likelihood, Sites
 from lapwing.linear_model import Expansion, in_fixed_order
 from lapwing.operators import SeparatePrecision
 from lapwing.posterior import writing
-from lapwing.posterior.described import in_short
+from lapwing.posterior.described import summary
 from lapwing.posterior.diagnosis import Diagnosis
 from lapwing.posterior.findings import findings
 from lapwing.posterior.fitted import Fitted
+from lapwing.posterior.influence import Influence, influence
 from lapwing.posterior.predicting import predicted
 from lapwing.posterior.sampling import copy_deviations
 from lapwing.posterior.views import FunctionDraws, JointOutputs, Outputs
@@ -70,6 +71,15 @@ class Posterior(Fitted):
             )
         eye = torch.eye(self.layout.p, dtype=torch.float64, device=self.linearised.network.device)
         return self.precision.solve(eye).to(self.dtype)
+
+    @plain_tensors()
+    def influence(self, train: Any, test: Any = None, *, progress: bool | None = None) -> Influence:
+        """Which of these data hold predictions up: what leaving each of them out would change, in closed form.
+
+        `test`: inputs of one batch, or (inputs, targets), which adds the change of their log likelihood. Without it,
+        each datum's effect on its own prediction: mislabelled ones stand out in `log_lik`.
+        """
+        return influence(self, train, test, progress)
 
     # --- the Gaussian over outputs, and predictions ----------------------------------------------
 
@@ -272,7 +282,7 @@ class Posterior(Fitted):
         )
 
     def __repr__(self) -> str:
-        return in_short(self)
+        return summary(self)
 
     def __dir__(self) -> list[str]:
         """Public methods and fields only."""
@@ -286,6 +296,7 @@ _PUBLIC = {
     "effective_dimension",
     "evidence",
     "functions",
+    "influence",
     "history",
     "joint_outputs",
     "layout",

@@ -77,7 +77,7 @@ class HeldOut:
         """
         sites, likelihood, n_terms = posterior.sites, posterior.likelihood, 0
         if posterior.averages_functions:  # fewer likelihood terms per datum if there are many data
-            n_terms = min(MOST_SITES, max(1, round(most / _about(data, most))))
+            n_terms = min(MOST_SITES, max(1, round(most / _expected_number(data, most))))
             sites, likelihood = Sites((n_terms, MOST_CLASSES)), reduced(likelihood)
         pieces: list[_Piece] = []
         most = min(most, max(1, _MOST_COVARIANCES // (max(1, len(precisions)) * sites.t * sites.c**2)))
@@ -162,7 +162,7 @@ def _no_covariance(f: Float[Tensor, "n t c"]) -> Float[Tensor, "1 n t c c"]:
     return f.new_zeros(1, *f.shape, f.shape[-1])
 
 
-def _about(data: Batches, most: int) -> int:
+def _expected_number(data: Batches, most: int) -> int:
     """An estimate of how many data will be used."""
     n_batches = len(data)
     return min(most, data.first_on_any_rank()[0].n * n_batches * distributed.world_size()) if n_batches else most
