@@ -64,7 +64,7 @@ def facts() -> list[tuple[str, str]]:
         ("evidence.md", f"for up to {constant('MAX_PARAMETERS', 'hessian'):,} parameters"),
         ("evidence.md", f"({8 * constant('MOST_STORED', 'planning') >> 20} MiB, within the `memory` of `fit`)"),
         ("evidence.md", f"number at most {constant('MOST_SIDE'):,}"),
-        ("evidence.md", f"less than {constant('ROUGH')} nats"),
+        ("evidence.md", f"less than {constant('GAIN_TOLERANCE')} nats"),
         ("evidence.md", f"by more than {constant('TRUST_MARGIN')} nats"),
         ("evidence.md", f"the first {constant('MOST_CHECKED')} training data"),
         ("evidence.md", f"more than {constant('MOST_DIFFERENCES')} variables"),
