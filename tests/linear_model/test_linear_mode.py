@@ -14,7 +14,7 @@ import lapwing as lw
 import oracle
 from lapwing.api.tune import _most_stored
 from lapwing.data import as_batches, as_input
-from lapwing.data.targets import observed
+from lapwing.data.targets import encoded_batches
 from lapwing.linear_model import PRECISE, Expansion, design, in_fixed_order, is_stored
 from lapwing.network.products.jvp import choose_jvp, double_reverse, forward_mode, jvp_by_rows, together
 from lapwing.tuning.evidence.joint import find_mode
@@ -76,7 +76,9 @@ def brute_mode(kind: str, model: nn.Module, x: Tensor, y: Tensor, delta: Tensor,
 
 
 def modes(posterior: lw.Posterior, x: Tensor, y: Tensor, most_floats: int = 1 << 30) -> Tensor:
-    source = lambda: observed(in_fixed_order(posterior.source), posterior.likelihood, posterior.sites, progress=False)  # noqa: E731
+    source = lambda: encoded_batches(
+        in_fixed_order(posterior.source), posterior.likelihood, posterior.sites, progress=False
+    )
     data = design(posterior.linearised, source, n=len(x), most_floats=most_floats)
     return find_mode(posterior, data, PRECISE).theta
 
@@ -224,7 +226,7 @@ def test_the_gradient_is_that_of_the_refitted_evidence(kind: str, structure: str
     def refitted(log_precisions: Tensor) -> lw.Posterior:
         moved = posterior.with_prior(prior.with_precisions(log_precisions.exp()))
         expansion = replace(tuned.expansion, theta=modes(moved, x, y), follows=False)
-        source = lambda: observed(moved.source, moved.likelihood, moved.sites, progress=False)  # noqa: E731
+        source = lambda: encoded_batches(moved.source, moved.likelihood, moved.sites, progress=False)  # noqa: E731
         data = design(moved.linearised, source, n=len(x), most_floats=1 << 30)
         return replace(moved, expansion=replace(expansion, statistics=find_mode(moved, data, PRECISE).statistics))
 

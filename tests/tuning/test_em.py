@@ -16,7 +16,7 @@ import lapwing as lw
 import oracle
 from lapwing.curvature import GaussNewton
 from lapwing.data import as_batches
-from lapwing.data.targets import observed
+from lapwing.data.targets import encoded_batches
 from lapwing.posterior.sampling import WeightDraws
 from lapwing.tuning.em import EMStep
 from lapwing.tuning.em.loop import _Em
@@ -219,7 +219,7 @@ def _counted(H: GaussNewton, calls: list[int], v: Tensor, scales: Tensor) -> Ten
 
 
 def source_of(posterior: lw.Posterior, data: Any) -> Any:
-    return partial(observed, as_batches(data), posterior.likelihood, posterior.sites, progress=False)
+    return partial(encoded_batches, as_batches(data), posterior.likelihood, posterior.sites, progress=False)
 
 
 def test_distances_are_from_the_priors_mean():

@@ -17,7 +17,7 @@ from lapwing.api import words
 from lapwing.api.mistakes import warn_of_mistakes
 from lapwing.curvature import Estimate, Fisher, ModelSummary, Structure
 from lapwing.data import Batches, Columns, ModelInput, as_batches
-from lapwing.data.targets import dropped_by_loader, encode_batch, longest_labels, observed, ragged
+from lapwing.data.targets import dropped_by_loader, encode_batch, encoded_batches, longest_labels, ragged
 from lapwing.errors import InputError, InputTypeError, located, warn
 from lapwing.likelihoods import Gaussian, Likelihood, Sites
 from lapwing.network.agreement import agreed, refuse_sharded

@@ -10,7 +10,7 @@ import torch
 
 from lapwing import refinement
 from lapwing.api import words
-from lapwing.data.targets import observed
+from lapwing.data.targets import encoded_batches
 from lapwing.errors import InputError, InputTypeError, StructureError
 from lapwing.linear_model import in_fixed_order
 from lapwing.planning import parse_memory
@@ -71,7 +71,9 @@ def refine(
     posterior = posterior.covering(batches)
     with random_state_kept(), torch.no_grad():
         fixed = in_fixed_order(batches)
-        source = partial(observed, fixed, posterior.likelihood, posterior.sites, progress=progress, what="refine")
+        source = partial(
+            encoded_batches, fixed, posterior.likelihood, posterior.sites, progress=progress, what="refine"
+        )
         passes = refinement.CountedPasses(source)
         if isinstance(way, refinement.Variational):
             return refinement.refine_variational(posterior, passes, most, way, generator=draws)

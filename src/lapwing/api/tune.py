@@ -15,7 +15,7 @@ from lapwing import priors, refinement, tuning
 from lapwing.api import words
 from lapwing.curvature import NO_CHECKPOINT, Exact, PassCheckpoint
 from lapwing.data import Batches
-from lapwing.data.targets import observed
+from lapwing.data.targets import encoded_batches
 from lapwing.errors import InputError, InputTypeError, StructureError
 from lapwing.likelihoods import Gaussian
 from lapwing.linear_model import design, in_fixed_order, is_stored
@@ -223,7 +223,7 @@ class _Choice:
         if batches is not None:
             fixed = in_fixed_order(batches)
             source = partial(
-                observed, fixed, posterior.likelihood, posterior.sites, progress=progress, what="linear mode"
+                encoded_batches, fixed, posterior.likelihood, posterior.sites, progress=progress, what="linear mode"
             )
             most = _most_stored(posterior)
             n = posterior.n_data
@@ -302,7 +302,9 @@ class _Choice:
         with random_state_kept(), torch.no_grad():
             # A step takes long, and sampling starts before the first; progress bars on the passes over the data show
             # that it runs.
-            look = partial(observed, in_fixed_order(batches), posterior.likelihood, posterior.sites, progress=progress)
+            look = partial(
+                encoded_batches, in_fixed_order(batches), posterior.likelihood, posterior.sites, progress=progress
+            )
             tuned = em.tune_by_em(
                 posterior,
                 partial(look, what="em, a pass over the data"),
@@ -371,7 +373,7 @@ def _grouped(posterior: Posterior, groups: str | None, data: Any, *, by_evidence
     if groups is None and normalised.cannot_normalise(posterior.linearised.network.model):
         return posterior
     batches = posterior.source if data is None else posterior.batches(data)
-    x = None if batches is None else batches.first_of_all()[0]
+    x = None if batches is None else batches.first_on_any_rank()[0]
     few = None if x is None else x.rows(slice(0, min(_FEW, x.n)))
     return _with_initial_precisions(posterior.with_prior(normalised.normalised_prior(posterior.linearised, few, prior)))
 

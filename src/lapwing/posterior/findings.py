@@ -50,7 +50,7 @@ def findings(posterior: Fitted) -> Iterator[Finding]:
     validated = _validated(posterior)
     yield from Finding.of_average(posterior.estimate.in_expectation, validated)
     yield Finding.of_effective_dimension(dimension_by_layer(posterior))
-    seen = None if posterior.source is None or not posterior.history else posterior.source.first_here()
+    seen = None if posterior.source is None or not posterior.history else posterior.source.first_on_rank()
     if seen is not None:
         yield Finding.of_training_check(*training_check(posterior, *seen), validated)
     yield from Finding.of_found_groups(prior.group_names, prior.reasons)

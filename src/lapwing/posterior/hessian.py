@@ -12,7 +12,7 @@ import torch
 from lapwing._types import Float, Tensor
 from lapwing.curvature import Estimate, Full
 from lapwing.data import ModelInput
-from lapwing.data.targets import observed
+from lapwing.data.targets import encoded_batches
 from lapwing.errors import NumericalError, StructureError
 from lapwing.operators import DenseCurvature
 from lapwing.posterior import Posterior
@@ -84,7 +84,7 @@ def exact_hessian(posterior: Posterior, data: Any, *, progress: bool | None = No
         )
     H = torch.zeros(p, p, dtype=torch.float64, device=posterior.linearised.network.device)
     with random_state_kept():
-        for x, y in observed(batches, posterior.likelihood, posterior.sites, progress=progress):
+        for x, y in encoded_batches(batches, posterior.likelihood, posterior.sites, progress=progress):
             H += _of_batch(posterior, x, y)
     return ExactHessian(posterior, (H + H.T) / 2)
 

@@ -21,7 +21,7 @@ import torch
 
 from lapwing._types import Float, Tensor
 from lapwing.data import Batches, ModelInput
-from lapwing.data.targets import encode_batch, lengthened
+from lapwing.data.targets import encode_batch, padded_labels
 from lapwing.errors import located
 from lapwing.likelihoods import Likelihood, Sites
 from lapwing.network.jacobian import Jacobian
@@ -82,7 +82,7 @@ class HeldOut:
         pieces: list[_Piece] = []
         most = min(most, max(1, _MOST_COVARIANCES // (max(1, len(precisions)) * sites.t * sites.c**2)))
         for number, x, y in _some(posterior, data, -(-most // distributed.world_size()), progress):
-            y = lengthened(y, posterior.likelihood, posterior.sites)
+            y = padded_labels(y, posterior.likelihood, posterior.sites)
             with located(f"validation, batch {number}"):
                 of_these = _of_some_outputs if n_terms else _of_batch
                 pieces += list(of_these(posterior, x, y, precisions, shifts, n_terms))
@@ -165,7 +165,7 @@ def _no_covariance(f: Float[Tensor, "n t c"]) -> Float[Tensor, "1 n t c c"]:
 def _expected_number(data: Batches, most: int) -> int:
     """An estimate of how many data will be used."""
     n_batches = len(data)
-    return min(most, data.first_of_all()[0].n * n_batches * distributed.world_size()) if n_batches else most
+    return min(most, data.first_on_any_rank()[0].n * n_batches * distributed.world_size()) if n_batches else most
 
 
 def some_inputs(posterior: Posterior, data: Batches, most: int) -> Iterator[tuple[ModelInput, Any]]:
