@@ -131,7 +131,9 @@ class _Request:
 
     def prepared(self, layout_choice: LayoutChoice) -> _Prepared:
         """Trace the first batch. Raises for everything that is unsupported, before the pass over the data."""
-        linearised, family, (x, y) = _prepare(self.model, layout_choice, self.likelihood, self.batches.first_of_all())
+        linearised, family, (x, y) = _prepare(
+            self.model, layout_choice, self.likelihood, self.batches.first_on_any_rank()
+        )
         linearised = _extended_to_longest_labels(linearised, family, self.batches)
         prior = priors.as_prior(self.prior, linearised.layout).on(linearised.network.device)
         return _Prepared(self, linearised, family, prior, x, y)
@@ -141,7 +143,7 @@ class _Request:
         view = self.prepared(selector.eligible)
         selector.check(view.linearised.layout)
         room = choose(curvature.Diag(), replace(view.needs, n_data=None))
-        data = partial(observed, self.batches, view.family, view.sites, progress=self.progress, what="score")
+        data = partial(encoded_batches, self.batches, view.family, view.sites, progress=self.progress, what="score")
         fisher, _ = resolved(self.fisher, room.structure, view.needs)
         return Candidates(
             view.linearised, view.family, view.sites, data, view.prior, fisher, self.scale, room.chunk_floats

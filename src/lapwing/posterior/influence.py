@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lapwing._types import Float, Tensor
-from lapwing.data.targets import encode_batch, observed
+from lapwing.data.targets import encode_batch, encoded_batches
 from lapwing.errors import NumericalError, StructureError
 from lapwing.likelihoods import Sites
 from lapwing.network.jacobian import Jacobian
@@ -117,7 +117,7 @@ class _Tested:
 
 def _pieces(posterior: Posterior, train: Any, progress: bool | None) -> Iterator[_Piece]:
     data = posterior.batches(train, "train")
-    for x, y in observed(data, posterior.likelihood, posterior.sites, progress=progress, what="influence"):
+    for x, y in encoded_batches(data, posterior.likelihood, posterior.sites, progress=progress, what="influence"):
         start = 0
         for f, J in posterior.weights.jacobians(x):
             yield _Piece(f.detach(), y[start : start + len(f)], J)
