@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import inf
 
 import pytest
@@ -76,9 +77,8 @@ def brute_mode(kind: str, model: nn.Module, x: Tensor, y: Tensor, delta: Tensor,
 
 
 def modes(posterior: lw.Posterior, x: Tensor, y: Tensor, most_floats: int = 1 << 30) -> Tensor:
-    source = lambda: encoded_batches(
-        in_fixed_order(posterior.source), posterior.likelihood, posterior.sites, progress=False
-    )
+    batches = in_fixed_order(posterior.source)
+    source = partial(encoded_batches, batches, posterior.likelihood, posterior.sites, progress=False)
     data = design(posterior.linearised, source, n=len(x), most_floats=most_floats)
     return find_mode(posterior, data, PRECISE).theta
 

@@ -61,9 +61,9 @@ class Influence:
         if bool((self.left_over <= _LEAST_LEFT).any()):
             row = int(self.left_over.argmin())
             raise NumericalError(
-                f"influence: without training datum {row} the precision would not be positive definite (least eigenvalue "
-                f"{float(self.left_over[row]):.3g} of 1). Either it was not among the data of the fit, or the structure "
-                'holds less curvature than this datum has: use structure="full" or "gp", or `effect`.'
+                f"influence: without training datum {row} the precision would not be positive definite (least "
+                f"eigenvalue {float(self.left_over[row]):.3g} of 1). It was not among the data of the fit, or the "
+                'structure holds less curvature than this datum has: use structure="full" or "gp", or `effect`.'
             )
         return self.shifts
 

@@ -34,7 +34,7 @@ class Observed:
         return Observed(*(torch.cat([v.expand(*batch, *v.shape[-2:]) for v in pair], -2) for pair in both))
 
 
-class LapwingModel(Model):  # type: ignore[misc]
+class LapwingModel(Model):
     """A BoTorch model whose posterior is that of a network.
 
     `posterior(X)` is joint over q points and all outputs, and differentiable in X. `input_transform` and
@@ -89,7 +89,7 @@ class LapwingModel(Model):  # type: ignore[misc]
             cov = cov + torch.diag_embed(self._noise(observation_noise, mean))
         found = GPyTorchPosterior(_normal(mean, cov))
         if hasattr(self, "outcome_transform"):
-            found = self.outcome_transform.untransform_posterior(found, X=X)
+            found = self.outcome_transform.untransform_posterior(found, X=X)  # type: ignore[operator]
         chosen = output_indices if output_indices is not None else self._outputs
         if chosen is not None:
             found = _of_outputs(found, list(chosen))
