@@ -210,9 +210,9 @@ def reproduce(
 ) -> None:
     """Run an experiment on real data and print its table; existing results are reused."""
     _need("demo", matplotlib="matplotlib", jinja2="jinja2", sklearn="scikit-learn", PIL="pillow")
-    from lapwing.cli.reproduce import Asked, reproduced, show_study
+    from lapwing.cli.reproduce import Options, run_study, show_study
 
-    record, page, path = reproduced(Asked(table, data, out, quick, seeds, again, tier))
+    record, page, path = run_study(Options(table, data, out, quick, seeds, again, tier))
     if as_json:
         typer.echo(json.dumps(record))
     else:

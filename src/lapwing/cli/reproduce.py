@@ -41,7 +41,7 @@ class TableName(str, Enum):
 
 
 @dataclass(frozen=True)
-class Asked:
+class Options:
     """The options of the command."""
 
     table: TableName
@@ -62,13 +62,13 @@ class Asked:
         return " ".join(words)
 
 
-def reproduced(asked: Asked) -> tuple[Any, StudyPage, Path]:
+def run_study(options: Options) -> tuple[Any, StudyPage, Path]:
     """Run what has not been run; write record.json, report.html, picture.png and tables.md to the output folder."""
     from lapwing_studies.report.study import markdown, write_study
 
-    run, report = _study_and_report(asked.table)
-    record = run(study(asked))
-    page, folder = report.page(record, asked.command), asked.out / asked.table.value
+    run, report = _study_and_report(options.table)
+    record = run(study(options))
+    page, folder = report.page(record, options.command), options.out / options.table.value
     path = write_study(page, folder / "report.html")
     report.picture(record, folder / "picture.png")
     text = json.dumps(record, allow_nan=False) + "\n"
@@ -135,48 +135,50 @@ def _study_and_report(table: TableName) -> tuple[Any, Any]:
     }[table]
 
 
-def study(asked: Asked) -> Study:
+def study(options: Options) -> Study:
     from lapwing_studies.reproduce.effort import FULL, QUICK
     from lapwing_studies.reproduce.folder import DataFolder
     from lapwing_studies.reproduce.store import Store
     from lapwing_studies.reproduce.study import Study
 
-    if asked.data is not None and not asked.data.is_dir():
-        raise InputError(f"--data {asked.data} is not a folder.")
-    effort = QUICK if asked.quick else FULL
-    if asked.tier is not None:
-        effort = _of_tier(asked)
-    n_seeds = _n_seeds(asked, effort.n_seeds) if asked.seeds is None else asked.seeds
+    if options.data is not None and not options.data.is_dir():
+        raise InputError(f"--data {options.data} is not a folder.")
+    effort = QUICK if options.quick else FULL
+    if options.tier is not None:
+        effort = _of_tier(options)
+    n_seeds = _n_seeds(options, effort.n_seeds) if options.seeds is None else options.seeds
     if n_seeds < 1:
         raise InputError(f"--seeds must be at least 1, got {n_seeds}.")
-    return Study(DataFolder(asked.data), Store(asked.out / asked.table.value), effort, n_seeds, again=asked.again)
+    return Study(
+        DataFolder(options.data), Store(options.out / options.table.value), effort, n_seeds, again=options.again
+    )
 
 
-def _of_tier(asked: Asked) -> Effort:
+def _of_tier(options: Options) -> Effort:
     """The effort that a tier names; only of the study that has them."""
     from lapwing_studies.reproduce.effort import FULL, QUICK
 
     tiers = {"quick": QUICK, "standard": FULL, "faithful": replace(FULL, name="faithful")}
-    if asked.table is not TableName.ct or asked.quick:
+    if options.table is not TableName.ct or options.quick:
         raise InputError("--tier belongs to the study ct, and stands for --quick there: give one of the two.")
-    if asked.tier not in tiers:
-        raise InputError(f"--tier must be one of {', '.join(tiers)}; got {asked.tier!r}.")
-    return tiers[asked.tier]
+    if options.tier not in tiers:
+        raise InputError(f"--tier must be one of {', '.join(tiers)}; got {options.tier!r}.")
+    return tiers[options.tier]
 
 
-def _n_seeds(asked: Asked, usual: int) -> int:
+def _n_seeds(options: Options, usual: int) -> int:
     """Number of seeds if not given: ten where the published splits are ten, one where figures are drawn once."""
-    if asked.table is TableName.immer2021_uci:
-        return 3 if asked.quick else 10
-    if asked.table is TableName.small_held_out:
-        return 1 if asked.quick else 10
-    if asked.table is TableName.quality:
-        return 1 if asked.quick else 5
+    if options.table is TableName.immer2021_uci:
+        return 3 if options.quick else 10
+    if options.table is TableName.small_held_out:
+        return 1 if options.quick else 10
+    if options.table is TableName.quality:
+        return 1 if options.quick else 5
     several = {
         TableName.battery, TableName.antoran2022, TableName.batchnorm_1d, TableName.subnetwork_1d, TableName.alarm,
         TableName.conformal,
     }  # fmt: skip
-    return usual if asked.table in several else 1
+    return usual if options.table in several else 1
 
 
 def show_study(page: StudyPage, path: Path) -> None:

@@ -33,7 +33,7 @@ def unshuffled(data: Batches) -> Batches | None:
         return data
     if not isinstance(source.sampler, RandomSampler) or source.sampler.replacement or source.drop_last:
         return None
-    if source.sampler.num_samples != len(source.sampler.data_source):
+    if source.sampler.num_samples != len(source.sampler.data_source):  # draws a random subset
         return None
     loader: DataLoader[Any] = DataLoader(
         source.dataset,

@@ -92,7 +92,7 @@ class TracedPiece(Piece):
 
     def mv(self, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
         found = self.jvp(self.trace, v)
-        self.trace.put_back()  # J v may have run the network, with tensors other than those of the trace
+        self.trace.put_back()  # J v may install other tensors, but checkpointed layers rerun in the backward pass
         return found
 
     def add_vjp_(self, total: Float[Tensor, " p"], u: Float[Tensor, "n k"]) -> None:

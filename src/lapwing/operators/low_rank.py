@@ -98,7 +98,7 @@ class LowRankCurvature(Curvature):
         one = self.scale.new_ones(())
         scale, each = (one, self.scale) if self.scale.ndim else (self.scale, one.expand(self.rank))
         N = each.sqrt()[:, None] * self.root.rows.dense().reshape(self.rank, self.p)
-        U = torch.linalg.eigh(N @ N.T)[1]
+        U = torch.linalg.eigh(N @ N.T)[1]  # orthogonal (r, r): UᵀN mixes the rows of all data
         return LowRankCurvature(RootKernels(WrittenRows(U.T @ N)), scale)
 
     def plus(self, P0: GroupedDiagonal) -> LowRankPrecision:
@@ -135,6 +135,7 @@ class LowRankPrecision(Precision):
     @cached_property
     def factor(self) -> Float[Tensor, "r r"]:
         B = self._inner
+        # cholesky_ex returns a status instead of raising, so that a failed factorisation can fall back to QR below.
         L, info = torch.linalg.cholesky_ex(B)
         smallest = 0.0 if int(info) else smallest_eigenvalue(L.detach())
         largest = float(torch.linalg.matrix_norm(B.detach()))
@@ -186,6 +187,7 @@ class LowRankPrecision(Precision):
         return self.H.mv(v) + self.P0.diagonal * v
 
     def solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+        # P⁻¹v = u − D⁻¹ Nᵀ B⁻¹ N u with u = D⁻¹v
         u = v.reshape(-1, self.p) / self.P0.diagonal
         inner = torch.cholesky_solve(self.push(u).T, self.factor).T
         return (u - self.pull(inner) / self.P0.diagonal).reshape(v.shape)
@@ -201,6 +203,7 @@ class LowRankPrecision(Precision):
         return (half * (flat - half * self.pull(inner.T))).reshape(eps.shape)
 
     def inv_quad(self, J: Rows) -> Float[Tensor, "n c c"]:
+        # The difference of factored kernels is fast; the Gram matrix of dense rows is accurate in all cases.
         quick = None if J.n * J.c > _MOST_DIFFERENCES else self._as_difference(J, self.whitened(J))
         if quick is not None:
             return quick
@@ -265,6 +268,7 @@ class LowRankPrecision(Precision):
     @cached_property
     def _eigenbasis(self) -> tuple[Float[Tensor, " r"], Float[Tensor, "r r"]]:
         """s and U of B = U diag(s²) Uᵀ, s ≥ 1."""
+        # The SVD of L gives s to full relative accuracy; eigenvalues of B = L Lᵀ are their squares.
         U, s, _ = torch.linalg.svd(self.factor)
         return s.clamp(min=1), U  # below 1 by rounding only
 

@@ -3,7 +3,7 @@
 from lapwing.planning.budget import in_words, parse_memory
 from lapwing.planning.choice import Choice, Needs, choose, refuse_factors_of_a_selection
 from lapwing.planning.costs import CostQuery, Line, forward_macs, n_columns
-from lapwing.planning.kind import AutoFisher, Kind, settled
+from lapwing.planning.kind import AutoFisher, Kind, resolved
 from lapwing.planning.plan import Plan, make_plan
 from lapwing.planning.trial_run import TrialRun
 from lapwing.planning.tuning import MOST_STORED, Tuning
@@ -26,5 +26,5 @@ __all__ = [
     "n_columns",
     "parse_memory",
     "refuse_factors_of_a_selection",
-    "settled",
+    "resolved",
 ]

@@ -8,7 +8,7 @@ from functools import cached_property
 from lapwing.curvature import Empirical, Exact, Fisher, ModelSummary, Sampled, Structure, Trial, Workload
 from lapwing.planning.budget import chunk_floats
 from lapwing.planning.choice import Needs, name_of
-from lapwing.planning.kind import Kind, settled
+from lapwing.planning.kind import Kind, resolved
 from lapwing.planning.trial_run import TrialRun
 
 
@@ -56,8 +56,8 @@ class CostQuery(Trial):
 
     def line(self, structure: Structure) -> Line:
         """Coverage and cost of a structure, with the kind of Fisher that it gets."""
-        structure = self.needs.settled(structure)
-        return replace(self, kind=settled(self.kind, structure, self.needs)[0])._line(structure)
+        structure = self.needs.resolved(structure)
+        return replace(self, kind=resolved(self.kind, structure, self.needs)[0])._line(structure)
 
     def _line(self, structure: Structure) -> Line:
         stored, fit, predict = self.peak_bytes(structure)
@@ -79,7 +79,7 @@ class CostQuery(Trial):
         stored, needed = structure.stored_bytes(self.work), structure.needed_bytes(self.work)
         return (stored, needed, needed) if needed > self.needs.budget else structure.peak_bytes(self.work, self)
 
-    def tried(self, structure: Structure) -> tuple[int, int]:
+    def measured_bytes(self, structure: Structure) -> tuple[int, int]:
         # The same number of rows at a time as the fit itself would choose.
         rows = chunk_floats(self.needs.budget, self.needs.needed_bytes(structure))
         columns = -(-self.work.columns // self.needs.n_parts)
