@@ -1,4 +1,4 @@
-"""Class probabilities on two moons. The last two points are far from the data; the plain network is still certain there.
+"""Class probabilities on two moons. At the last two points, far from the data, the plain network is still certain.
 
 Run: python examples/quickstart_classification.py
 """

@@ -3,7 +3,7 @@
 import warnings
 from typing import Any
 
-from lapwing import imaging, train
+from lapwing import acquisition, imaging, train
 from lapwing.api.compare import Comparison, compare
 from lapwing.api.fit import fit, plan, prior
 from lapwing.api.merge import merge
@@ -112,6 +112,7 @@ __all__ = [
     "Subnetwork",
     "Swag",
     "UnitVectors",
+    "acquisition",
     "alarm",
     "check_likelihood",
     "compare",

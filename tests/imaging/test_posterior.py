@@ -219,6 +219,16 @@ def test_hyperparameters_may_be_given(r) -> None:
     assert only.log_evidence() > post.log_evidence()
 
 
+def test_the_evidence_as_a_function(r, post) -> None:
+    curve = lw.imaging.evidence(r, progress=False)
+    assert set(curve.names) == set(post.hyperparameters)
+    best = curve(post.hyperparameters, post.noise_std)
+    torch.testing.assert_close(best, post.log_evidence(), rtol=1e-9, atol=1e-8)
+    assert curve(post.hyperparameters, 2 * post.noise_std) < best
+    with pytest.raises(lw.InputError):
+        curve({"variance": 1.0}, 0.1)
+
+
 def test_g_prior(r) -> None:
     post = lw.imaging.posterior(r, prior="g", progress=False)
     _, J, _ = oracle.jacobian(r.network, r.input)

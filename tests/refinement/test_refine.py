@@ -14,7 +14,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 import lapwing as lw
 import oracle
 from lapwing.api.refine import _IMMER2021
-from lapwing.data.targets import observed
+from lapwing.data.targets import encoded_batches
 from lapwing.posterior import Readout
 from lapwing.predictive.links import sobol_normal
 from lapwing.refinement import (
@@ -61,7 +61,9 @@ def logistic(alpha: float = 1.0) -> tuple[lw.Posterior, Tensor, Tensor]:
 
 def source(posterior: lw.Posterior) -> CountedPasses:
     assert posterior.source is not None
-    return CountedPasses(lambda: observed(posterior.source, posterior.likelihood, posterior.sites, progress=False))
+    return CountedPasses(
+        lambda: encoded_batches(posterior.source, posterior.likelihood, posterior.sites, progress=False)
+    )
 
 
 def linear_model(posterior: lw.Posterior) -> LinearModel:

@@ -98,7 +98,7 @@ def test_the_page_can_be_made_and_a_stopped_study_goes_on(tmp_path: Path, monkey
         assert ct.run(study) == record
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     text = write_study(report.page(record, "lapwing reproduce ct"), tmp_path / "report.html").read_text()
-    assert text.count('role="img"') == 8 + 2 + 1
+    assert text.count('role="img"') == 8 + 2 + 1 + 3
     assert report.picture(record, tmp_path / "picture.png").stat().st_size > 5000
     assert [row["method"] for row in record["runs"][0]["rows"]][:3] == ["DIP (σ² = 1)", "DIP (MLL σ²)", "DIP-MCDO"]
 
@@ -114,3 +114,16 @@ def test_tiers_are_checked(words: list[str]) -> None:
 def test_every_tier_has_its_settings() -> None:
     assert len(ct.TIERS["full"].settings) == 8 and ct.TIERS["faithful"].n_images == 50
     assert all(setting in ct.PUBLISHED for tier in ct.TIERS.values() for setting in tier.settings)
+
+
+def test_the_benchmark_of_images_is_well_formed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cases run on a small scan; no clock is asserted about."""
+    from lapwing_studies.bench import imaging
+
+    small = imaging.scanned(12, 4, 3)
+    monkeypatch.setattr(imaging, "scanned", lambda *_: small)
+    for name in ("evidence-again", "samples"):
+        row = imaging.measure(name)
+        assert row["ratio"] is not None and row["ratio"] > 0 and row["goal"] == imaging.CASES[name].goal
+        json.dumps(row, allow_nan=False)
+    assert [row["case"] for row in imaging.merged([row], [{**row, "note": "again"}])] == ["samples"]

@@ -130,6 +130,7 @@ def _point(posterior: Posterior) -> str:
 
 
 def _caveats(posteriors: list[Posterior]) -> list[str]:
+    """Reasons why the numbers may not be comparable."""
     caveats = []
     structures = sorted({p.structure.described for p in posteriors if p.trained is None})
     if len(structures) > 1:

@@ -17,7 +17,7 @@ from lapwing.api import words
 from lapwing.api.mistakes import warn_of_mistakes
 from lapwing.curvature import Estimate, Fisher, ModelSummary, Structure
 from lapwing.data import Batches, Columns, ModelInput, as_batches
-from lapwing.data.targets import dropped_by_loader, encode_batch, longest_labels, observed, ragged
+from lapwing.data.targets import dropped_by_loader, encode_batch, encoded_batches, longest_labels, ragged
 from lapwing.errors import InputError, InputTypeError, located, warn
 from lapwing.likelihoods import Gaussian, Likelihood, Sites
 from lapwing.network.agreement import agreed, refuse_sharded
@@ -37,7 +37,7 @@ from lapwing.planning import (
     make_plan,
     parse_memory,
     refuse_factors_of_a_selection,
-    settled,
+    resolved,
 )
 from lapwing.posterior import Posterior, Readout, passes_over
 from lapwing.priors import GaussianPrior
@@ -109,7 +109,7 @@ def fit(
         view = order.prepared(layout_choice)
         view = replace(view, linearised=agreed(view.linearised, wrapped is not model))
         warn_of_mistakes(view.linearised, view.family, view.x, view.y)
-        view, taken = view.with_fisher_for(view.room_for(chosen))
+        view, taken = view.with_fisher_for(view.choice_for(chosen))
         estimate = view.estimate(taken, seeded(generator), _CheckpointOptions(checkpoint, every))
     _warn_of_dropped(batches, estimate.statistics.n)
     return view.posterior(taken, estimate)
@@ -131,8 +131,10 @@ class _Request:
 
     def prepared(self, layout_choice: LayoutChoice) -> _Prepared:
         """Trace the first batch. Raises for everything that is unsupported, before the pass over the data."""
-        linearised, family, (x, y) = _prepare(self.model, layout_choice, self.likelihood, self.batches.first_of_all())
-        linearised = _as_long_as_the_longest(linearised, family, self.batches)
+        linearised, family, (x, y) = _prepare(
+            self.model, layout_choice, self.likelihood, self.batches.first_on_any_rank()
+        )
+        linearised = _extended_to_longest_labels(linearised, family, self.batches)
         prior = priors.as_prior(self.prior, linearised.layout).on(linearised.network.device)
         return _Prepared(self, linearised, family, prior, x, y)
 
@@ -141,8 +143,8 @@ class _Request:
         view = self.prepared(selector.eligible)
         selector.check(view.linearised.layout)
         room = choose(curvature.Diag(), replace(view.needs, n_data=None))
-        data = partial(observed, self.batches, view.family, view.sites, progress=self.progress, what="score")
-        fisher, _ = settled(self.fisher, room.structure, view.needs)
+        data = partial(encoded_batches, self.batches, view.family, view.sites, progress=self.progress, what="score")
+        fisher, _ = resolved(self.fisher, room.structure, view.needs)
         return Candidates(
             view.linearised, view.family, view.sites, data, view.prior, fisher, self.scale, room.chunk_floats
         )
@@ -183,16 +185,17 @@ class _Prepared:
         n_parts = _n_parts(self.linearised, self.family)
         return Needs(ModelSummary(self.linearised, self.x), n_parts, self.order.budget, self.prior.P0, n_data)
 
-    def room_for(self, structure: Structure | None) -> Choice:
+    def choice_for(self, structure: Structure | None) -> Choice:
         return choose(structure, self.needs)
 
     def with_fisher_for(self, taken: Choice) -> tuple[_Prepared, Choice]:
         """Resolve fisher="auto" for the structure, and add the reason to that of the structure."""
-        fisher, why = settled(self.order.fisher, taken.structure, self.needs)
+        fisher, why = resolved(self.order.fisher, taken.structure, self.needs)
         explained = replace(taken, why=f"{taken.why}; {why}") if why else taken
         return replace(self, order=replace(self.order, fisher=fisher)), explained
 
     def estimate(self, taken: Choice, generator: torch.Generator, options: _CheckpointOptions) -> Estimate:
+        """The pass over the data, with a checkpoint if requested."""
         order, batches, fisher = self.order, self.order.batches, self.fisher
         estimated = partial(
             curvature.estimate,
@@ -214,6 +217,7 @@ class _Prepared:
             return estimated(checkpoint=checkpoint)
 
     def posterior(self, taken: Choice, estimate: Estimate) -> Posterior:
+        """The posterior, with the noise estimated if it was not given."""
         family, structure = self.family, taken.structure
         # Estimating the noise needs the residuals of all data, so it comes after the pass.
         if isinstance(family, Gaussian) and family.noise_std is None:
@@ -335,7 +339,7 @@ def _prepare(
     return linearised, family, first
 
 
-def _as_long_as_the_longest(linearised: Linearised, family: Likelihood, batches: Batches) -> Linearised:
+def _extended_to_longest_labels(linearised: Linearised, family: Likelihood, batches: Batches) -> Linearised:
     """Extend the outputs to the longest sequence of labels, if data differ in length."""
     sites = Sites(linearised.datum_shape, family.class_axis)
     if not ragged(family, sites):

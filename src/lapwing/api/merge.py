@@ -37,6 +37,7 @@ def merge(posteriors: Sequence[Posterior]) -> Posterior:
 
 
 def _checked(posteriors: Any) -> list[Posterior]:
+    """The posteriors as a list; raises if they cannot be merged."""
     if isinstance(posteriors, Posterior) or not isinstance(posteriors, list | tuple):
         raise InputTypeError(f"merge: expected a list of posteriors, got {type(posteriors).__name__}.")
     if not posteriors:

@@ -30,6 +30,7 @@ def warn_of_mistakes(linearised: Linearised, family: Likelihood, x: ModelInput, 
 
 
 def _warn_of_probabilities(linearised: Linearised, family: Likelihood, sites: Sites, x: ModelInput) -> None:
+    """Warn if outputs that should be logits look like probabilities."""
     look = _sum_to_one if isinstance(family, Categorical) else _between_zero_and_one
     for n in _ROWS:  # for nearly every model a few rows suffice to say no
         rows = x.rows(slice(0, min(n, x.n, max(1, _MOST_OUTPUTS // linearised.k))))

@@ -10,7 +10,7 @@ import torch
 
 from lapwing import refinement
 from lapwing.api import words
-from lapwing.data.targets import observed
+from lapwing.data.targets import encoded_batches
 from lapwing.errors import InputError, InputTypeError, StructureError
 from lapwing.linear_model import in_fixed_order
 from lapwing.planning import parse_memory
@@ -58,7 +58,7 @@ def refine(
         posterior.check_unrefined("refine")
     settings = _CONVERGED if preset is None else words.choose("preset", preset, {"immer2021": _IMMER2021})
     ways = {"laplace": settings.laplace, "vi": settings.vi, "vi_diag": settings.vi_diag}
-    way = _stopped(words.choose("by", by, ways), max_steps)
+    way = _limited(words.choose("by", by, ways), max_steps)
     most = _MOST_STORED if memory is None else max(1, parse_memory(memory) // 8)
     draws = seeded(generator)
     _check(posterior)
@@ -71,7 +71,9 @@ def refine(
     posterior = posterior.covering(batches)
     with random_state_kept(), torch.no_grad():
         fixed = in_fixed_order(batches)
-        source = partial(observed, fixed, posterior.likelihood, posterior.sites, progress=progress, what="refine")
+        source = partial(
+            encoded_batches, fixed, posterior.likelihood, posterior.sites, progress=progress, what="refine"
+        )
         passes = refinement.CountedPasses(source)
         if isinstance(way, refinement.Variational):
             return refinement.refine_variational(posterior, passes, most, way, generator=draws)
@@ -99,7 +101,7 @@ _IMMER2021 = _Settings(
 )
 
 
-def _stopped(
+def _limited(
     way: refinement.Adam | refinement.Variational | None, max_steps: int | None
 ) -> refinement.Adam | refinement.Variational | None:
     if max_steps is None:

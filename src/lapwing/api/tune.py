@@ -13,14 +13,14 @@ import torch
 
 from lapwing import priors, refinement, tuning
 from lapwing.api import words
-from lapwing.curvature import NO_CHECKPOINT, Exact, PassCheckpoint
+from lapwing.curvature import NO_CHECKPOINT, Exact, ModelSummary, PassCheckpoint
 from lapwing.data import Batches
-from lapwing.data.targets import observed
+from lapwing.data.targets import encoded_batches
 from lapwing.errors import InputError, InputTypeError, StructureError
 from lapwing.likelihoods import Gaussian
 from lapwing.linear_model import design, in_fixed_order, is_stored
 from lapwing.network.products import Source
-from lapwing.planning import MOST_STORED
+from lapwing.planning import MOST_STORED, pass_macs
 from lapwing.posterior import Posterior, evidence
 from lapwing.posterior.diagnosis import TRUST_MARGIN
 from lapwing.posterior.findings import training_gap
@@ -178,6 +178,7 @@ class _Choice:
     mean_at_mode: bool
 
     def check(self, posterior: Posterior) -> None:
+        """Raise for combinations of arguments that exclude each other."""
         structure = posterior.structure
         if self.curvature.at_mode and structure.n_points is not None:
             raise InputError(
@@ -212,6 +213,7 @@ class _Choice:
         options: _CheckpointOptions,
         budget: tuning.Budget,
     ) -> Posterior:
+        """Tune by the evidence, at the trained weights or at the linear model's mode."""
         if not self.linear_mode or self._skips_the_mode(posterior, budget):
             tuned = tuning.with_tolerance(ascend, posterior, budget)(replace(posterior, expansion=None), noise=noise)
             return tuned if not self.linear_mode else replace(tuned, left_open=(_NO_MODE,))
@@ -221,12 +223,13 @@ class _Choice:
         if batches is not None:
             fixed = in_fixed_order(batches)
             source = partial(
-                observed, fixed, posterior.likelihood, posterior.sites, progress=progress, what="linear mode"
+                encoded_batches, fixed, posterior.likelihood, posterior.sites, progress=progress, what="linear mode"
             )
             most = _most_stored(posterior)
             n = posterior.n_data
             work = budget.most_work(n)
             make = partial(design, posterior.linearised, source, n=n, most_floats=most, most_work=work)
+            budget = _with_default_passes(budget, posterior, source)
             reestimated = partial(_reestimated, source=source) if self.curvature.at_mode else None
         with random_state_kept(), options.checkpoint(posterior, source) as checkpoint:
             # Averaged over the old posterior, which tuning replaces.
@@ -300,7 +303,9 @@ class _Choice:
         with random_state_kept(), torch.no_grad():
             # A step takes long, and sampling starts before the first; progress bars on the passes over the data show
             # that it runs.
-            look = partial(observed, in_fixed_order(batches), posterior.likelihood, posterior.sites, progress=progress)
+            look = partial(
+                encoded_batches, in_fixed_order(batches), posterior.likelihood, posterior.sites, progress=progress
+            )
             tuned = em.tune_by_em(
                 posterior,
                 partial(look, what="em, a pass over the data"),
@@ -318,6 +323,12 @@ def _sampling_generator(generator: torch.Generator | None) -> torch.Generator:
     """The user's generator, or one with a seed that users are unlikely to generate data with: draws must not equal
     them."""
     return torch.Generator().manual_seed(7_243_605_911_427) if generator is None else seeded(generator)
+
+
+def _with_default_passes(budget: tuning.Budget, posterior: Posterior, source: Source) -> tuning.Budget:
+    """More passes by default where they take little."""
+    x, _ = distributed.first_item(source)
+    return budget.by_default(pass_macs(ModelSummary(posterior.linearised, x), posterior.n_data))
 
 
 def _most_stored(posterior: Posterior) -> int:
@@ -362,19 +373,19 @@ def _grouped(posterior: Posterior, groups: str | None, data: Any, *, by_evidence
     prior = posterior.prior
     if groups is None and not prior.P0.isotropic:
         untuned = bool(prior.reasons) and bool((prior.precisions == prior.precisions[0]).all())
-        return _started(posterior) if by_evidence and untuned else posterior
+        return _with_initial_precisions(posterior) if by_evidence and untuned else posterior
     if groups is not None and groups != "normalised":
         make = words.choose("groups", groups, {**words.GROUPS, "normalised": priors.isotropic})
         return posterior.with_prior(priors.regrouped(prior, make(prior.layout, 1.0, 0.0).on(prior.index.device)))
     if groups is None and normalised.cannot_normalise(posterior.linearised.network.model):
         return posterior
     batches = posterior.source if data is None else posterior.batches(data)
-    x = None if batches is None else batches.first_of_all()[0]
+    x = None if batches is None else batches.first_on_any_rank()[0]
     few = None if x is None else x.rows(slice(0, min(_FEW, x.n)))
-    return _started(posterior.with_prior(normalised.normalised_prior(posterior.linearised, few, prior)))
+    return _with_initial_precisions(posterior.with_prior(normalised.normalised_prior(posterior.linearised, few, prior)))
 
 
-def _started(posterior: Posterior) -> Posterior:
+def _with_initial_precisions(posterior: Posterior) -> Posterior:
     """Start several groups at δ_g = P_g / ‖θ̃ − m₀‖², which scales with the weights like the optimum does."""
     prior = posterior.prior
     if prior.P0.isotropic:

@@ -15,7 +15,7 @@ import torch
 
 from lapwing._types import Float, Tensor
 from lapwing.calibration.epistemic import Scorer
-from lapwing.calibration.held_out import inputs_alone, labelled_or_not, scored
+from lapwing.calibration.held_out import held_out_batches, inputs_alone, scored
 from lapwing.errors import InputError, InputTypeError, NumericalError
 from lapwing.posterior import Posterior
 from lapwing.runtime import distributed
@@ -75,7 +75,7 @@ def alarm(posterior: Posterior, held_out: Any, *, progress: bool | None = None) 
     if not isinstance(posterior, Posterior):
         raise InputTypeError(f"alarm: expected a Posterior from lw.fit or lw.tune, got {type(posterior).__name__}.")
     scorer = Scorer.of(posterior)
-    held = labelled_or_not(posterior, held_out)
+    held = held_out_batches(posterior, held_out)
     features = scored(held, lambda x, _: _checked(scorer(posterior.given(x))), progress=progress)
     if not len(features):
         raise InputError("alarm: there are no held-out data to compare with.")

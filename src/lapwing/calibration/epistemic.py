@@ -39,7 +39,7 @@ WEIGHTS, TWO_SIDED = (1.0, 1.0, 0.5), (False, False, True)  # of the two entropi
 TINY = 1e-300  # avoids 0/0; below any entropy in float64
 
 
-def of_the_evidence(posterior: Posterior) -> Posterior:
+def undo_held_out_scale(posterior: Posterior) -> Posterior:
     """The posterior before held-out data rescaled its precisions and moved its mean.
 
     A prior that was set by hand after tuning is the user's choice, and is kept.
@@ -85,7 +85,7 @@ class Scorer:
 
     @classmethod
     def of(cls, posterior: Posterior) -> Scorer:
-        own = of_the_evidence(posterior)
+        own = undo_held_out_scale(posterior)
         return cls(own, own if own.refinement is not None else _with_precisions(own, WIDER))
 
     @property
@@ -113,6 +113,7 @@ class Scorer:
             yield self._columns(f, from_gaussian(likelihood, gaussian, self._frame()), variance)
 
     def _by_functions(self, x: ModelInput) -> Float[Tensor, "n k"]:
+        """The same scores from antithetic draws of functions, for data with many outputs."""
         own, wide = (
             antithetic_draws(each.weights, x, each.functions(N_FUNCTIONS).deviations)
             for each in (self.posterior, self.wider)

@@ -20,7 +20,7 @@ from lapwing.runtime.sandbox import random_state_kept
 ROWS = 256  # batch size for inputs given as whole arrays
 
 
-class Held(Sized, Protocol):
+class HeldOutBatches(Sized, Protocol):
     """Batches of held-out data, with or without targets."""
 
     def __iter__(self) -> Iterator[tuple[ModelInput, Any]]: ...
@@ -40,7 +40,7 @@ class Unlabelled:
             yield self.x.rows(slice(start, start + ROWS)), None
 
 
-def labelled_or_not(posterior: Posterior, held_out: Any) -> Batches | Unlabelled:
+def held_out_batches(posterior: Posterior, held_out: Any) -> Batches | Unlabelled:
     """Data as for `lw.fit`, whose targets are ignored, or inputs alone: a tensor, an array, a table, a mapping."""
     targets = (posterior.columns or Columns()).targets
     no_labels = isinstance(held_out, Mapping) and not any(name in held_out for name in targets)
@@ -62,7 +62,7 @@ def inputs_alone(posterior: Posterior, x: Any) -> Iterator[ModelInput]:
 
 
 def scored(
-    held_out: Held, score: Callable[[ModelInput, Any], Float[Tensor, "n ..."]], *, progress: bool | None
+    held_out: HeldOutBatches, score: Callable[[ModelInput, Any], Float[Tensor, "n ..."]], *, progress: bool | None
 ) -> Float[Tensor, "n ..."]:
     """The scores of all held-out data, in order, gathered from all ranks."""
     pieces: list[Tensor] = []

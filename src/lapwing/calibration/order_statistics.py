@@ -49,13 +49,14 @@ def combined_p_values(
     Cost: n log n for each new datum.
     """
     step = max(1, _MOST_AT_ONCE // len(held))
-    pieces = [_ranked_again(held, piece, weights, two_sided) for piece in new.split(step)]
+    pieces = [_final_ranks(held, piece, weights, two_sided) for piece in new.split(step)]
     return torch.cat(pieces) / (len(held) + 1)
 
 
-def _ranked_again(
+def _final_ranks(
     held: Float[Tensor, "n k"], new: Float[Tensor, "b k"], weights: Sequence[float], two_sided: Sequence[bool]
 ) -> Float[Tensor, " b"]:
+    """Rank of each new datum by min(p_t, 3 p_last) among the n + 1 data, times n + 1."""
     of_held, of_new = held.new_zeros(len(new), len(held)), held.new_zeros(len(new))
     # zip ends with `weights`, before the last score, which is treated separately below.
     for s, t, w, both in zip(held.T, new.T, weights, two_sided, strict=False):
@@ -64,11 +65,11 @@ def _ranked_again(
             p = (torch.stack(r).amin(0) * len(r)).clamp(max=len(held) + 1)
             total += w * p.to(total).log()  # log p up to the constant log (n + 1)
     both_ways = zip(_ranks_below(of_held, of_new), _ranks(held[:, -1], new[:, -1]), strict=True)
-    T_held, T_new = (_either(r_t, r_last, len(held)) for r_t, r_last in both_ways)
+    T_held, T_new = (_min_with_ties(r_t, r_last, len(held)) for r_t, r_last in both_ways)
     return 1 + (T_held <= T_new[:, None]).sum(-1).double()
 
 
-def _either(r_t: Tensor, r_last: Tensor, n: int) -> Tensor:
+def _min_with_ties(r_t: Tensor, r_last: Tensor, n: int) -> Tensor:
     """min(r_t, 3 r_last) with ties ordered by r_t + r_last, which is at most 2 (n + 1), as one number."""
     return torch.minimum(r_t, ALONE * r_last) * (2 * n + 3) + r_t + r_last
 

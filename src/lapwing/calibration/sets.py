@@ -130,6 +130,7 @@ def _check(posterior: Posterior, level: float) -> None:
 
 
 def _held_out_scores(posterior: Posterior, x: ModelInput, y: Any) -> Float[Tensor, "n ..."]:
+    """Nonconformity scores of a batch: −log p of the label, or |y − mean| / std."""
     if isinstance(y, tuple):
         what = "(counts, exposures)" if isinstance(posterior.likelihood, Poisson) else "a tuple"
         raise InputTypeError(f"conformal needs targets that are one tensor, but {what} came.")

@@ -91,7 +91,8 @@ def demo(
 @app.command()
 def bench(
     workload: Annotated[
-        str | None, typer.Option(help="One workload, W1 to W6 or W5-mha, all when left out; or jobs, whole ones.")
+        str | None,
+        typer.Option(help="One workload: W1 to W6 (all of them when left out), W5-mha, CT, CT-128; or jobs."),
     ] = None,
     out: Annotated[
         Path, typer.Option(help="Folder for bench.json or jobs.json; rows measured again replace the old ones.")
@@ -116,13 +117,16 @@ def bench(
     if chart is not None:
         _draw_bench(out, chart)
         return
-    from lapwing_studies.bench import runner
+    from lapwing_studies.bench import imaging, runner
 
-    rows, path = [], out / "bench.json"
-    for row in runner.run(workload):
+    of_images = workload is not None and workload.lower() in ("ct", "ct-128")
+    path = out / ("imaging.json" if of_images else "bench.json")
+    merged = imaging.merged if of_images else runner.merged
+    rows = []
+    for row in imaging.run(str(workload)) if of_images else runner.run(workload):
         rows.append(row)
         # Save after every row, so that an interruption loses nothing.
-        _save({"rows": runner.merged(_saved_rows(path), [row])}, path)
+        _save({"rows": merged(_saved_rows(path), [row])}, path)
         if not as_json:
             show_bench_row(row)
     if as_json:
@@ -216,12 +220,12 @@ def reproduce(
     if table is None:
         raise InputError("Name a study, or all: lapwing reproduce STUDY. `lapwing reproduce --list` has their names.")
     _need("demo", matplotlib="matplotlib", jinja2="jinja2", sklearn="scikit-learn", PIL="pillow")
-    asked = command.Asked(table, data, out, quick, seeds, again, tier)
+    options = command.Options(table, data, out, quick, seeds, again, tier)
     if table == command.ALL:
-        rows = command.reproduced_all(asked)
+        rows = command.run_all(options)
         typer.echo(json.dumps(rows)) if as_json else command.show_all(rows)
         return
-    record, page, path = command.reproduced(asked)
+    record, page, path = command.run_study(options)
     if as_json:
         typer.echo(json.dumps(record))
     else:

@@ -68,6 +68,6 @@ class AccumulatorFactory:
         """Accumulators for a second pass, given the result of the first; most structures need none."""
         return None
 
-    def together(self, parts: Sequence[Curvature]) -> Sequence[Curvature]:
+    def sum_over_ranks(self, parts: Sequence[Curvature]) -> Sequence[Curvature]:
         """The parts summed over ranks; `parts` are those of this rank, empty if it has no data."""
         return over_ranks(parts)

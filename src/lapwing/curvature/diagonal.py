@@ -112,6 +112,7 @@ class _LayerSquares:
             self.total = g.square() if self.total is None else self.total.addcmul_(g, g)
 
     def fold(self, layers: LayerProducts) -> None:
+        """Add Σ_c g_co² a_i², or the squares summed over positions, to the diagonal of the layer."""
         assert self.total is not None
         if self.one_position:
             a, ones = self.inputs.columns()

@@ -44,18 +44,19 @@ class Ekfac(Kron):
 
     def stored_bytes(self, work: Workload) -> int:
         """One eigenbasis shared by all parts, and the eigenvalues of each part."""
-        return work.summary.kept_bytes + 8 * work.n_parts * work.p
+        return work.summary.stored_bytes + 8 * work.n_parts * work.p
 
     @property
-    def tried_as(self) -> Structure:
+    def trial_structure(self) -> Structure:
         """Kronecker: a trial needs the size of the sums only, and skips the eigendecompositions."""
         return Kron(self.sharing, self.bias, self.damping)
 
     def second_pass_bytes(self, work: Workload) -> int:
         """Eigenvectors, and two copies of the eigenvalues of each part."""
-        return 2 * work.summary.kept_bytes + 16 * work.n_parts * work.p
+        return 2 * work.summary.stored_bytes + 16 * work.n_parts * work.p
 
     def fit_macs(self, work: Workload) -> float:
+        """Two passes: the Kronecker factors, then the rows rotated into the eigenbasis (twice the factors' cost)."""
         if not work.closed_output:
             through = work.columns * work.forward_macs if work.through_body else 0
             return work.pass_macs + 2 * work.factor_macs + work.forward_macs + through + work.dense_row_macs

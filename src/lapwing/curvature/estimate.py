@@ -102,7 +102,7 @@ class PassState:
             self.accumulators = self.accumulators or self._empty(self.factory, self.statistics.n_parts)
             self.sweep.add(self.accumulators, trace, f, y)
 
-    def add_again(self, trace: Trace, f: Float[Tensor, "n t c"], y: Tensor) -> None:
+    def add_rows(self, trace: Trace, f: Float[Tensor, "n t c"], y: Tensor) -> None:
         """In a second pass: rows only, since the statistics are complete."""
         self.sweep.add(self.accumulators, trace, f, y)
 
@@ -114,7 +114,7 @@ class PassState:
         self.statistics.restore(state["statistics"])
         self.sweep.fisher.restore(state["fisher"])
         if self.factory is not None and not self.accumulators:
-            # A rank may have stopped before its first batch, with no accumulators yet.
+            # The first batch tells how many parts there are; when resuming, the state does.
             self.accumulators = self._empty(self.factory, len(state["sums"]))
         for accumulator, kept_ in zip(self.accumulators, state["sums"], strict=True):
             accumulator.restore(kept_)
@@ -136,13 +136,13 @@ def run_passes(sums: PassState, work: PassPlan, checkpoint: PassCheckpoint = NO_
         _run_pass(sums, sums.add, work.data, checkpoint, found, None)
         parts, left = [accumulator.result() for accumulator in sums.accumulators], None
     # Parts in a checkpoint are already summed over all ranks: take those of one rank, do not sum again.
-    together = over_ranks if sums.factory is None else sums.factory.together
-    parts = distributed.broadcast(parts, further.index(True)) if any(further) else list(together(parts))
+    sum_over_ranks = over_ranks if sums.factory is None else sums.factory.sum_over_ranks
+    parts = distributed.broadcast(parts, further.index(True)) if any(further) else list(sum_over_ranks(parts))
     second = None if sums.factory is None else sums.factory.second_pass(parts)
     if second is None:
         return parts
     sums.accumulators = second
-    _run_pass(sums, sums.add_again, work.data, checkpoint, left, parts)
+    _run_pass(sums, sums.add_rows, work.data, checkpoint, left, parts)
     return over_ranks([accumulator.result() for accumulator in second], before=parts)
 
 

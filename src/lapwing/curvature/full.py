@@ -79,7 +79,7 @@ def rows_or_matrix_bytes(
     While fitting: the matrix and the block of rows added to it. While predicting: the scaled matrix, the sum, its
     factor.
     """
-    fit, predict = trial.tried(Diag())
+    fit, predict = trial.measured_bytes(Diag())
     if n_rows is not None:
         kernel, stored = 8 * n_rows**2, 8 * n_rows * work.summary.linearised.sizes.factored
         return stored, stored + 3 * kernel + fit, stored + 4 * kernel + predict
@@ -106,6 +106,7 @@ class DenseAccumulator(Accumulator):
                 self._fold()
 
     def result(self) -> Curvature:
+        """H as a dense matrix, or as rows if there were fewer rows than parameters."""
         if self.H is not None:
             self._fold()
             return DenseCurvature.of(mirror_(self.H))
@@ -120,6 +121,7 @@ class DenseAccumulator(Accumulator):
         self.pieces, self.n_pending, self.H = list(state["pieces"]), state["n_pending"], state["H"]
 
     def _fold(self) -> None:
+        """H ← H + Σ (SᵀJ)ᵀ(SᵀJ) over the pending rows."""
         if self.H is None:
             self.H = torch.zeros(self.p, self.p, dtype=torch.float64, device=self.device)
         if self.pieces:

@@ -35,7 +35,7 @@ class GaussNewton:
 
     def mv(self, v: Float[Tensor, "m p"], scales: Float[Tensor, " g"]) -> Float[Tensor, "m p"]:
         """Σ_g c_g H_g v for m vectors v (m, p): one pass over the data."""
-        return self.jacobian.sandwich(v, lambda piece, q: self.weighed(piece, q, scales))
+        return self.jacobian.sandwich(v, lambda piece, q: self.weighted(piece, q, scales))
 
     def draws(self, n: int, scales: Float[Tensor, " g"], generator: torch.Generator) -> Float[Tensor, "n p"]:
         """Σ_n J_nᵀ Σ_g √c_g S_ng u with u ~ N(0, I): n draws from N(0, Σ_g c_g H_g) in one pass."""
@@ -64,7 +64,7 @@ class GaussNewton:
         roots = self.fisher.parts(self.likelihood, self.sites.split(f), y)
         return [(cotangents(S, self.sites, self.fisher).mT.to(J) @ J).flatten(0, 1) for S in roots]
 
-    def weighed(self, piece: DataPiece, q: Float[Tensor, "m n k"], scales: Float[Tensor, " g"]) -> Tensor:
+    def weighted(self, piece: DataPiece, q: Float[Tensor, "m n k"], scales: Float[Tensor, " g"]) -> Tensor:
         """Σ_g c_g Λ_g q for the data of a piece; q in the order of the network's outputs."""
         f = self.sites.split(self.outputs(piece.trace)).double()
         by_site = self.sites.split(q.flatten(0, 1)).reshape(*q.shape[:2], *f.shape[1:])

@@ -74,6 +74,7 @@ class GP(Structure):
         self._check_together()
 
     def _check_together(self) -> None:
+        """Raise for options that exclude each other."""
         if self.sparse and self.n_points is None:
             raise InputError(f'GP(method="{self.method}") needs n_points, the number of points it is made of.')
         if self.sparse and self.coupling != "full":
@@ -152,6 +153,7 @@ class GP(Structure):
         return self._subset(sweep, data, points)
 
     def _on_all(self, sweep: Pass) -> AccumulatorFactory:
+        """The accumulation over all given data, by `coupling`."""
         if self.coupling == "full" or sweep.sites.c == 1:  # a single output has no couplings to drop
             return Full()
         roots = softmax_roots if self.coupling == "independent" else diagonal_roots
@@ -159,6 +161,7 @@ class GP(Structure):
         return Separate(roots, sweep.sites, tied)
 
     def _subset(self, sweep: Pass, data: Source, points: Points) -> PassPlan:
+        """Curvature of the selected points only, rescaled as `sod_scale` says."""
         factory, weight = self._on_all(sweep), points.n_seen / points.n
         if self.sod_scale != "likelihood":
             return PassPlan(factory, lambda: points.batches, weight if self.sod_scale == "prior" else 1.0)

@@ -75,16 +75,16 @@ class Kron(Structure):
 
     def stored_bytes(self, work: Workload) -> int:
         """Factors and diagonals, at the dtype they are stored in: float32 when large."""
-        return work.n_parts * work.summary.kept_bytes
+        return work.n_parts * work.summary.stored_bytes
 
     def needed_bytes(self, work: Workload) -> int:
         """All that a posterior holds while it predicts, its copy of the network included."""
-        summary, sum_of_parts = work.summary, work.summary.kept_bytes if work.n_parts > 1 else 0
+        summary, sum_of_parts = work.summary, work.summary.stored_bytes if work.n_parts > 1 else 0
         held = summary.posterior_bytes + work.n_parts * summary.gradient_bytes + self.stored_bytes(work)
         return held + sum_of_parts + summary.derived_bytes
 
     def sum_bytes(self, work: Workload) -> int:
-        return work.n_parts * (work.summary.kept_bytes + work.summary.gradient_bytes)
+        return work.n_parts * (work.summary.stored_bytes + work.summary.gradient_bytes)
 
     def decomposition_bytes(self, work: Workload) -> int:
         """All eigenvectors, and the workspace of the largest eigendecomposition."""
@@ -92,7 +92,7 @@ class Kron(Structure):
 
     def predicting_bytes(self, work: Workload, piece: int) -> int:
         derived = sum(block.derived_bytes for block in work.blocks)
-        return derived + max(*(block.passing_bytes for block in work.blocks), piece)
+        return derived + max(*(block.temporary_bytes for block in work.blocks), piece)
 
     def fit_macs(self, work: Workload) -> float:
         if not work.closed_output:
@@ -190,6 +190,7 @@ class _FactorAccumulator:
         self.Lambda.add(terms.output_curvature)
 
     def _add_inputs(self, inputs: Inputs, n: int, r: int) -> None:
+        """Σ a aᵀ over data and positions ("expand"), or Σ ā āᵀ over data ("reduce")."""
         if self.structure.sharing == "reduce":
             self.A.add(inputs.tensor().mean(1))
             self.count += n
@@ -210,6 +211,7 @@ class _FactorAccumulator:
             self.Lambda.restore(state["Lambda"])
 
     def result(self) -> list[tuple[slice, Curvature]]:
+        """(slice, B ⊗ A) for the layer; for weight and bias separately if the bias is a block of its own."""
         arrangement = self.arrangement
         A = self.A.result()
         if self.Lambda is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lapwing._types import Float, State, Tensor
-from lapwing.linalg import Products
+from lapwing.linalg import ProductSum
 from lapwing.operators import Arrangement
 
 
@@ -12,13 +12,13 @@ class LayerProducts:
 
     def __init__(self, total: Float[Tensor, " p"]) -> None:
         self.total = total
-        self.layers: dict[int, tuple[Arrangement, Products]] = {}  # key: start of the layer's parameters
+        self.layers: dict[int, tuple[Arrangement, ProductSum]] = {}  # key: start of the layer's parameters
 
     def add(
         self, arrangement: Arrangement, x: Float[Tensor, "m q o"], y: Float[Tensor, "m q i"], *, ones: bool = False
     ) -> None:
         """Rows x and y of one layer; with `ones`, y lacks its last column of ones (that of the bias)."""
-        _, products = self.layers.setdefault(arrangement.slices[0].start, (arrangement, Products()))
+        _, products = self.layers.setdefault(arrangement.slices[0].start, (arrangement, ProductSum()))
         products.add(x, y, ones=ones)
         if products.full:
             self._fold(arrangement, products)
@@ -39,11 +39,11 @@ class LayerProducts:
         self.total.copy_(state["total"])
         self.layers = {}
         for layer in state["layers"]:
-            products = Products()
+            products = ProductSum()
             products.restore(layer["products"])
             self.layers[layer["arrangement"].slices[0].start] = layer["arrangement"], products
 
-    def _fold(self, arrangement: Arrangement, products: Products) -> None:
+    def _fold(self, arrangement: Arrangement, products: ProductSum) -> None:
         product = products.take()
         if product is not None:
             self.add_product(arrangement, product)

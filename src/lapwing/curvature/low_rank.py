@@ -74,6 +74,7 @@ class LowRank(Structure):
         return sizes.factored + sizes.dense // 4  # variances use rows in factored form, rarely dense
 
     def _part(self, H: GaussNewton, scales: Float[Tensor, " g"]) -> Curvature:
+        """The leading eigenpairs of Σ_g c_g H_g as rows √θ xᵀ; warns if they have not converged."""
         network = H.jacobian.linearised.network
         generator = torch.Generator().manual_seed(self.seed)
         n = min(self.rank + self.oversample, H.p)
@@ -96,7 +97,7 @@ class LowRank(Structure):
 def rank_bytes(structure: Structure, work: Workload, trial: Trial) -> tuple[int, int, int]:
     """Bytes to store, at the peak of a fit (blocks of vectors), at the peak of a prediction (rows, a scaled copy, a
     product)."""
-    fit, predict = trial.tried(Diag())
+    fit, predict = trial.measured_bytes(Diag())
     stored = structure.stored_bytes(work)
     return stored, 8 * structure.working_floats(work.layout) + fit, 3 * stored + predict
 

@@ -72,6 +72,7 @@ class MatrixFree(Structure):
         return None if self.preconditioner is None else self.preconditioner.summed
 
     def from_products(self, H: GaussNewton, n_parts: int, first_pass: Sequence[Curvature]) -> list[Curvature]:
+        """Each part as products with H_g, with the parts of the preconditioner beside it."""
         source = _Streamed(H, n_parts)
         if self.preconditioner is None:
             # H = 0 as preconditioner: its precision is the prior alone.

@@ -53,7 +53,7 @@ class ParameterBlock:
         return DENSE if self.p <= MAX_DENSE_BLOCK else DIAGONAL
 
     @property
-    def kept_bytes(self) -> int:
+    def stored_bytes(self) -> int:
         """Bytes of both factors, the dense block, or the diagonal, in the dtype they are stored in."""
         if self.treatment == KRONECKER:
             return sum(self._square(side).itemsize * q * side**2 for q, side in self._sides)
@@ -64,17 +64,17 @@ class ParameterBlock:
         """Bytes that predictions derive and keep: eigenvectors in float64 and float32 (large ones replace their
         factors) and inverse eigenvalues; a Cholesky factor; a diagonal."""
         if self.treatment != KRONECKER:
-            return self.kept_bytes
+            return self.stored_bytes
         doubles = sum(q * side**2 for q, side in self._sides if self._square(side) == torch.float64)
         copies = 12 if self.dtype == torch.float32 else 8
         return copies * doubles + (self.dtype.itemsize * self.p if self.p <= MOST_KEPT else 0)
 
     @property
-    def passing_bytes(self) -> int:
+    def temporary_bytes(self) -> int:
         """Temporary bytes: of the largest eigendecomposition (the matrix, a copy, the eigenvectors and a workspace of
         three matrices), of the inverse eigenvalues, or of a diagonal."""
         if self.treatment != KRONECKER:
-            return 0 if self.treatment == DENSE else 2 * self.kept_bytes
+            return 0 if self.treatment == DENSE else 2 * self.stored_bytes
         # 48 = 6 matrices of 8 bytes per entry.
         decomposition = max(
             48 * side**2 + (self._square(side).itemsize * q * side**2 if self._square(side) != torch.float64 else 0)
@@ -138,14 +138,14 @@ class ModelSummary:
             return tuple(ParameterBlock.of(block) for block in rows.blocks)
 
     @property
-    def kept_bytes(self) -> int:
+    def stored_bytes(self) -> int:
         """Bytes of the curvature in Kronecker form."""
-        return sum(block.kept_bytes for block in self.blocks)
+        return sum(block.stored_bytes for block in self.blocks)
 
     @property
     def derived_bytes(self) -> int:
         """Bytes that predictions derive from it: stored, and temporary at the peak."""
-        return sum(block.derived_bytes for block in self.blocks) + max(block.passing_bytes for block in self.blocks)
+        return sum(block.derived_bytes for block in self.blocks) + max(block.temporary_bytes for block in self.blocks)
 
     @property
     def posterior_bytes(self) -> int:

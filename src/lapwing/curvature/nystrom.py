@@ -89,6 +89,7 @@ class Nystrom(Structure):
         return [self._part(H, scales, half) for scales in torch.eye(n_parts, dtype=torch.float64)]
 
     def _part(self, H: GaussNewton, scales: Float[Tensor, " g"], half: Float[Tensor, " p"] | None = None) -> Curvature:
+        """Rows M with MᵀM = (HΩ)(ΩᵀHΩ)⁺(HΩ)ᵀ for H = Σ_g c_g H_g; Ω is scaled by `half` if given."""
         network = H.jacobian.linearised.network
         generator = torch.Generator().manual_seed(self.seed)
         start = torch.randn(H.p, min(self.rank or MOST, H.p), generator=generator, dtype=torch.float64)

@@ -57,6 +57,7 @@ class OutputGram:
         self.grams: dict[float, GramSum] = {}  # key: the sign with which rows enter
 
     def add(self, output_curvature: OutputCurvature) -> None:
+        """Add Σ Λ over the terms of a piece: diagonals, and rows v of the off-diagonal ± v vᵀ."""
         self.diagonal += output_curvature.diagonals().reshape(-1, self.c).double().sum(0)
         rows = output_curvature.rows()
         if len(rows):
@@ -76,6 +77,7 @@ class OutputGram:
             self.grams[kept["sign"]].restore(kept["gram"])
 
     def result(self) -> Float[Tensor, "1 c c"]:
+        """Σ Λ (1, c, c), with the separately summed diagonal."""
         signed = [gram.result().mul_(sign) for sign, gram in self.grams.items()]
         B = signed[0] if signed else torch.zeros(1, self.c, self.c, dtype=torch.float64, device=self.device)
         for more in signed[1:]:

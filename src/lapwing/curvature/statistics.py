@@ -58,6 +58,7 @@ class RunningStatistics:
         self.gradients: list[_GradientAccumulator] = []  # one per dispersion part
 
     def add(self, trace: Trace, f: Float[Tensor, "n t c"], y: Tensor) -> None:
+        """Add sufficient statistics and Jᵀ r of a piece, with r = ∇_f log p per dispersion part."""
         residuals = [self.sites.join(r).reshape(len(f), -1) for r in self.of.part_residuals(f, y)]
         if not self.gradients:
             self.gradients = self._empty(len(residuals))
@@ -103,6 +104,7 @@ class _GradientAccumulator:
         self.layers = LayerProducts(self.total)
 
     def add(self, blocks: Sequence[FactorBlock], gradients: Mapping[str, Tensor]) -> None:
+        """Add Σ g aᵀ of dense layers and gradients of other tensors."""
         for name, g in gradients.items():
             self.total[self.whole[name]].add_(g.reshape(-1))
         for block in blocks:

@@ -30,7 +30,7 @@ class Trial(ABC):
     """A trial run of the start of a fit and of a prediction, to measure their memory."""
 
     @abstractmethod
-    def tried(self, structure: Structure) -> tuple[int, int]:
+    def measured_bytes(self, structure: Structure) -> tuple[int, int]:
         """Bytes at the peak of a fit and of a prediction, posterior included."""
 
     @abstractmethod
@@ -105,10 +105,10 @@ class Structure(AccumulatorFactory, ABC):
 
     def peak_bytes(self, work: Workload, trial: Trial) -> tuple[int, int, int]:
         """Bytes to store, at the peak of a fit, at the peak of a prediction; in addition to the model and the data."""
-        return self.stored_bytes(work), *trial.tried(self)
+        return self.stored_bytes(work), *trial.measured_bytes(self)
 
     @property
-    def tried_as(self) -> Structure:
+    def trial_structure(self) -> Structure:
         """The structure that a trial run fits instead; `second_pass_bytes` are added to its result."""
         return self
 

@@ -91,6 +91,7 @@ class BoundedAccumulator(Accumulator):
             self.squares += rows.sum_squares()
 
     def result(self) -> BlockDiagonalCurvature:
+        """G (r, r) and diag H (p,) as the two blocks of one value."""
         r, p = len(self.kept.G), len(self.squares)
         # Two blocks of different sizes travel over ranks as one block-diagonal value; `_in_weights` takes it apart.
         return BlockDiagonalCurvature(
@@ -108,8 +109,8 @@ class Projected(AccumulatorFactory):
     def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
         return self.kind(self.subspace)
 
-    def together(self, parts: Sequence[Curvature]) -> Sequence[Curvature]:
-        return [self._in_weights(part) for part in super().together(parts)]
+    def sum_over_ranks(self, parts: Sequence[Curvature]) -> Sequence[Curvature]:
+        return [self._in_weights(part) for part in super().sum_over_ranks(parts)]
 
     def _in_weights(self, part: Curvature) -> Curvature:
         if isinstance(part, BlockDiagonalCurvature):
@@ -126,16 +127,16 @@ class Precomputed(AccumulatorFactory):
     whole_data = True
 
     def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
-        return _Finished(self.parts[0])
+        return _ConstantAccumulator(self.parts[0])
 
     def accumulators(self, n_parts: int, layout: ParamLayout, device: torch.device) -> list[Accumulator]:
-        return [_Finished(part) for part in self.parts]
+        return [_ConstantAccumulator(part) for part in self.parts]
 
-    def together(self, parts: Sequence[Curvature]) -> Sequence[Curvature]:
+    def sum_over_ranks(self, parts: Sequence[Curvature]) -> Sequence[Curvature]:
         return self.parts
 
 
-class _Finished(Accumulator):
+class _ConstantAccumulator(Accumulator):
     """Ignores rows. It does not iterate over them, so they are never computed."""
 
     def __init__(self, part: Curvature) -> None:

@@ -56,11 +56,11 @@ class Batches:
     def first(self) -> tuple[ModelInput, Any]:
         return next(iter(self))
 
-    def first_here(self) -> tuple[ModelInput, Any] | None:
+    def first_on_rank(self) -> tuple[ModelInput, Any] | None:
         """The first batch on this rank, None if it has no data."""
         return next(iter(self), None)
 
-    def first_of_all(self) -> tuple[ModelInput, Any]:
+    def first_on_any_rank(self) -> tuple[ModelInput, Any]:
         """The first batch on the lowest rank that has data, the same on all ranks."""
         return distributed.first_item(lambda: self)
 

@@ -33,7 +33,7 @@ def unshuffled(data: Batches) -> Batches | None:
         return data
     if not isinstance(source.sampler, RandomSampler) or source.sampler.replacement or source.drop_last:
         return None
-    if source.sampler.num_samples != len(source.sampler.data_source):
+    if source.sampler.num_samples != len(source.sampler.data_source):  # draws a random subset
         return None
     loader: DataLoader[Any] = DataLoader(
         source.dataset,
@@ -52,8 +52,8 @@ def in_data_order(data: Unlabelled) -> Unlabelled:
     sampler = data.source.sampler if isinstance(data.source, DataLoader) else None
     if isinstance(sampler, RandomSampler):
         raise InputError(
-            "This loader draws its rows at random (with replacement, fewer than there are, or with "
-            "drop_last=True), so that nobody could tell which row is which. Use a DataLoader without shuffle."
+            "This loader samples its rows at random (with replacement, a subset, or with drop_last=True), so rows of "
+            "the prediction cannot be matched to the data. Use a DataLoader without shuffle."
         )
     return data
 

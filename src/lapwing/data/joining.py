@@ -59,7 +59,7 @@ class Joiner:
 
     def __init__(self, at_most: int) -> None:
         self.at_most = at_most
-        self.waiting: _Group | None = None
+        self.waiting: _Group | None = None  # pending batches
 
     def through(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
         """Yield joined batches. The previous batch may be overwritten once the next is requested."""
@@ -68,6 +68,7 @@ class Joiner:
                 self.waiting.add(x, y)
                 continue
             yield from self._rest()
+            # A batch larger than half the limit cannot be joined with another one like it: do not copy it.
             if 2 * x.n <= self.at_most and _joinable(x):
                 self.waiting = _Group(x, y, self.at_most)
             else:

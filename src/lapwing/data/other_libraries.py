@@ -100,6 +100,7 @@ def _holds_integers(module: nn.Module) -> bool:
 
 def _known(given: Any, rows: list[tuple[tuple[str, ...], str, str, str]]) -> tuple[str, str] | None:
     for packages, name, what, cure in rows:
+        # All base classes, so that subclasses (Seq2SeqTrainer) are recognised too.
         if any(c.__name__ == name and _inside(c.__module__, packages) for c in type(given).__mro__):
             return what, cure
     return None

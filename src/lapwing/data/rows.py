@@ -32,6 +32,7 @@ def rows_of(data: Any, columns: Columns | None) -> Iterable[Any] | None:
     indexed = isinstance(data, Sized) and hasattr(data, "__getitem__")
     if not indexed or is_frame(data) or isinstance(data, tuple | Mapping | str | bytes | Tensor | np.ndarray):
         return None
+    # A list may hold rows or batches: the first item decides.
     return Rows(data) if len(data) and _is_row(data[0], columns) else None
 
 

@@ -18,7 +18,7 @@ from lapwing.runtime.progress import shown
 from lapwing.runtime.sandbox import random_state_kept
 
 
-def observed(
+def encoded_batches(
     data: Batches, likelihood: Likelihood, sites: Sites, *, progress: bool | None, what: str = "fit"
 ) -> Iterator[tuple[ModelInput, Tensor]]:
     """Yield (x, encoded y) for every batch, with a progress bar. Errors name the batch."""
@@ -32,7 +32,7 @@ def encode_batch(x: ModelInput, y: Any, likelihood: Likelihood, sites: Sites) ->
     x = _paired(x, y)
     if ragged(likelihood, sites) and isinstance(y, Tensor) and y.ndim == 2:
         x = replace(x, positions=y.shape[1])
-    return x, likelihood.encode(lengthened(y, likelihood, sites), sites, x.n)
+    return x, likelihood.encode(padded_labels(y, likelihood, sites), sites, x.n)
 
 
 def ragged(likelihood: Likelihood, sites: Sites) -> bool:
@@ -40,7 +40,7 @@ def ragged(likelihood: Likelihood, sites: Sites) -> bool:
     return isinstance(likelihood, Categorical) and len(sites.site_shape) == 1 and len(sites.datum_shape) == 2
 
 
-def lengthened(y: Any, likelihood: Likelihood, sites: Sites) -> Any:
+def padded_labels(y: Any, likelihood: Likelihood, sites: Sites) -> Any:
     """Pad the labels of shorter sequences with `ignore_index` to the length `sites.t`."""
     if not isinstance(likelihood, Categorical) or not ragged(likelihood, sites) or not isinstance(y, Tensor):
         return y
@@ -63,6 +63,7 @@ def _paired(x: ModelInput, y: Any) -> ModelInput:
     first = y[0] if isinstance(y, tuple) and y else y
     if not isinstance(first, Tensor) or first.ndim == 0 or first.shape[0] == x.n:
         return x
+    # `as_input` took n from the first argument. It may be an unbatched table; the targets know the batch size.
     n = first.shape[0]
     if any(isinstance(v, Tensor) and v.ndim > 0 and v.shape[0] == n for _, v in x.leaves()):
         return replace(x, n=n, shared=frozenset())

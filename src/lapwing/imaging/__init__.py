@@ -11,7 +11,7 @@ linearised deep image prior".
 
 from lapwing.imaging import files as _files  # noqa: F401  (lw.save and lw.load of what is here)
 from lapwing.imaging.filters import blur, fourier
-from lapwing.imaging.fitting import posterior
+from lapwing.imaging.fitting import ImageEvidence, evidence, posterior
 from lapwing.imaging.operator import Operator
 from lapwing.imaging.planning import ImagingPlan, plan
 from lapwing.imaging.projections import radon
@@ -23,12 +23,14 @@ from lapwing.imaging.value import ImagingPosterior
 
 __all__ = [
     "Effort",
+    "ImageEvidence",
     "ImagingPlan",
     "ImagingPosterior",
     "Operator",
     "Reconstruction",
     "UNet",
     "blur",
+    "evidence",
     "fourier",
     "plan",
     "posterior",

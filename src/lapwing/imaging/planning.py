@@ -17,6 +17,7 @@ from lapwing.planning.budget import in_words, parse_memory
 _WORK = 4  # matrices of d × d in work at a time: S, its root, the covariance, a product
 _SLAB_BYTES = 6 * (1 << 21) * 8  # of rows that are converted and multiplied at a time
 WAYS = ("auto", "dense", "matrixfree")
+_ALL, _SOME = 2_048, 1_024  # measurements up to which all are taken; of more, so many: the work grows cubically
 _FEWEST = 64  # measurements that the evidence can do with
 
 
@@ -101,8 +102,8 @@ def sized(d: int, m: int, p: int, n_grams: int, itemsize: int, memory: int, way:
 
 
 def _affordable(m: int, p: int, n_grams: int, itemsize: int, memory: int) -> int:
-    """As many measurements as fit with their rows of A J and their matrices."""
-    n = m
+    """As many measurements as fit with their rows of A J and their matrices; of very many, a part."""
+    n = m if m <= _ALL else _SOME
     while n > _FEWEST and n * p * itemsize + (n_grams + 4) * 8 * n * n > memory:
         n = int(0.9 * n)
     return n

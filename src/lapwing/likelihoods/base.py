@@ -94,6 +94,7 @@ class Likelihood(ABC):
 
     def hessian_mv(self, f: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """Λ v: (..., C)."""
+        # The general case, O(C²) per term; likelihoods with structure override it.
         return torch.einsum("...cd,...d->...c", self.hessian(f, y), v)
 
     @abstractmethod
@@ -139,7 +140,7 @@ class Likelihood(ABC):
 
     def statistics(self, f: Tensor, y: Tensor) -> Tensor:
         """Sufficient statistics for `log_lik` at any dispersion, additive over data: (D,), float64."""
-        return self.log_prob(f, y).double().sum().reshape(1)
+        return self.log_prob(f, y).double().sum().reshape(1)  # without dispersion the sum itself suffices
 
     def log_lik(self, statistics: Tensor) -> Tensor:
         """Σ log p(y | f) over the data from their `statistics`; differentiable in the dispersion."""

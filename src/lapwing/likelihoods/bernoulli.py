@@ -41,7 +41,7 @@ class Bernoulli(Likelihood):
         return sites.split(labels.float())
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        return logsigmoid(_sign(y, f) * f).sum(-1)
+        return logsigmoid(_sign(y, f) * f).sum(-1)  # log σ(f) would be −∞ for large negative f
 
     def residual(self, f: Tensor, y: Tensor) -> Tensor:
         # y − σ(f) = ±σ(∓f): no cancellation when σ(f) is close to the label.
@@ -63,6 +63,7 @@ class Bernoulli(Likelihood):
         return [((logsigmoid(f) + logsigmoid(-f)) / 2).exp() * random_signs(f, generator)]
 
     def sample(self, f: Tensor, *, generator: torch.Generator) -> Tensor:
+        # torch requires the tensor and the generator to be on the same device.
         return torch.bernoulli(torch.sigmoid(f).to(generator.device), generator=generator).to(f.device)
 
 

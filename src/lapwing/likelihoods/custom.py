@@ -52,7 +52,7 @@ class CustomLikelihood(Likelihood):
         values = {"term": log_prob, "mean_function": mean, "sampler": sample, "psd": psd, "n_fisher": n_fisher}
         values |= {"class_axis": class_axis, "canonical": psd == "raise", "by_name": _takes_f_and_y(log_prob)}
         for name, value in values.items():
-            object.__setattr__(self, name, value)
+            object.__setattr__(self, name, value)  # the dataclass is frozen; this is its constructor
 
     # --- targets -------------------------------------------------------------------------------
 
@@ -135,6 +135,7 @@ class CustomLikelihood(Likelihood):
     def _raw_hessian(self, f: Tensor, y: Tensor) -> Tensor:
         if self.psd == "fisher":
             return self._fisher(f)
+        # Reverse over reverse: forward-mode AD lacks derivatives of some functions that users may call.
         output_hessian = -self._each_term(jacrev(grad(self._one)), f, y)
         return (output_hessian + output_hessian.mT) / 2
 
@@ -160,13 +161,14 @@ def _refuse_negative(eigenvalues: Tensor) -> None:
         index = first_index(bad)
         raise NumericalError(
             f"CustomLikelihood: minus the Hessian of log_prob at term {index} has eigenvalue "
-            f"{smallest[index].item():.6g} (largest magnitude {largest[index].item():.6g}), so it is no curvature. "
-            "log_prob is not concave in f there: use psd='clip', or psd='fisher' with a sampler."
+            f"{smallest[index].item():.6g} (largest magnitude {largest[index].item():.6g}), so it is not positive "
+            "semi-definite. log_prob is not concave in f there: use psd='clip', or psd='fisher' with a sampler."
         )
 
 
 def _seed_from(f: Tensor) -> int:
     """A seed that depends on f: with a fixed seed all batches would share the same noise, and its errors add up."""
+    # The bits of the sum as an integer; manual_seed accepts non-negative numbers.
     return int(f.detach().double().sum().cpu().view(torch.int64)) & (2**62 - 1)
 
 

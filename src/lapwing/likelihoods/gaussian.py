@@ -59,6 +59,7 @@ class Gaussian(Likelihood):
         targets = as_tensor(y, likelihood="Gaussian")
         targets = in_shape(targets, (n, *sites.datum_shape), likelihood="Gaussian", meaning="one target per output")
         require_finite(targets, likelihood="Gaussian")
+        # Keep float64 targets: squared errors are summed in float64 even if the network is float32.
         return sites.split(targets if targets.is_floating_point() else targets.double())
 
     def _check_count(self, c: int) -> None:

@@ -79,7 +79,7 @@ class Poisson(Likelihood):
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
         counts, g = _counts_and_log_rate(f, y)
-        return (counts * g - g.exp() - torch.lgamma(counts + 1)).sum(-1)
+        return (counts * g - g.exp() - torch.lgamma(counts + 1)).sum(-1)  # log y! = lgamma(y + 1)
 
     def residual(self, f: Tensor, y: Tensor) -> Tensor:
         counts, g = _counts_and_log_rate(f, y)
@@ -92,6 +92,7 @@ class Poisson(Likelihood):
         return [Independent(_counts_and_log_rate(f, y)[1].exp())]
 
     def hessian_root(self, f: Tensor, y: Tensor) -> Tensor:
+        # √(e^g) as e^{g/2}: it neither overflows nor underflows where e^g does.
         return torch.diag_embed((_counts_and_log_rate(f, y)[1] / 2).exp())
 
     def part_sketched(self, f: Tensor, y: Tensor, *, generator: torch.Generator) -> Sequence[Tensor]:

@@ -7,7 +7,7 @@ from lapwing.linalg.finite import all_finite
 from lapwing.linalg.gram import (
     FLOAT32_SIDE,
     GramSum,
-    Products,
+    ProductSum,
     add_converted_,
     aligned_product,
     at_least_float32,
@@ -38,7 +38,7 @@ __all__ = [
     "PartialCholesky",
     "Probes",
     "Product",
-    "Products",
+    "ProductSum",
     "Rademacher",
     "Solution",
     "UnitVectors",

@@ -1,6 +1,6 @@
 """Running sums Σ x yᵀ over many rows: matrix products in the dtype of the rows, long sums in float64.
 
-Products accumulate in place (`baddbmm_`, `addmm_`): a batch costs one matrix multiplication, and no array of all rows
+ProductSum accumulate in place (`baddbmm_`, `addmm_`): a batch costs one matrix multiplication, and no array of all rows
 is stored. Float32 products over at most `_MOST_ROWS` rows are then added to a float64 total, which bounds rounding.
 """
 
@@ -18,7 +18,7 @@ _ALIGNED = 16  # entries: output rows that start at multiples of 16 are written 
 FLOAT32_SIDE = 512  # side of the matrix from which sums of float32 rows stay in float32
 
 
-class Products:
+class ProductSum:
     """A running sum Σ_m x_m y_mᵀ of rows x (m, q, d) and y (m, q, e), for each of q maps: (q, d, e).
 
     The caller adds the sum to a float64 total (`take`) once `full`.

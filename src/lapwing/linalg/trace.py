@@ -55,7 +55,7 @@ def trace(mv: Product, p: int, *, n_products: int, generator: torch.Generator) -
     probes = signs(k, p, generator)
     Y = mv(probes)
     Q = _basis(Y)
-    AQ, plain = mv(Q), torch.einsum("mp,mp->m", probes, Y)
+    AQ, plain = mv(Q), torch.einsum("mp,mp->m", probes, Y)  # `plain`: Hutchinson's values zᵀAz of the pilot
     n_hutchinson = max(2 * (m - k), 0)  # one product per probe, where XTrace takes two
     exchanged = _exchanged(probes, Y, Q, AQ)
     if float(plain.var()) / (k + n_hutchinson) <= float(exchanged.var()) / m:
@@ -65,7 +65,7 @@ def trace(mv: Product, p: int, *, n_products: int, generator: torch.Generator) -
         return Estimated.of(exchanged)
     more = signs(m - k, p, generator)
     probes, Y = torch.cat([probes, more]), torch.cat([Y, mv(more)])
-    added = _basis(Y)[k:]
+    added = _basis(Y)[k:]  # QR is nested: the first k rows are the pilot's Q, whose products AQ are known
     return Estimated.of(_exchanged(probes, Y, torch.cat([Q, added]), torch.cat([AQ, mv(added)])))
 
 

@@ -65,6 +65,7 @@ class DirectSolver:
         return solve
 
     def _factor(self, P0: GroupedDiagonal, S: Root) -> Float[Tensor, "_ _"]:
+        """Cholesky factor of I + Sᵀ K S (dual) or JᵀS SᵀJ + P₀ (primal); the last one is cached."""
         last = self._last
         if last is not None and torch.equal(last[0], P0.diagonal) and torch.equal(last[1], S):
             return last[2]
@@ -92,6 +93,7 @@ class DirectSolver:
         return P
 
     def _group_kernels(self, P0: GroupedDiagonal) -> Float[Tensor, "g r r"]:
+        """K_g = J E_g Jᵀ (g, r, r) with E_g the 0/1 diagonal of prior group g, cached."""
         kept = self._kernels
         if kept is None or not torch.equal(kept[0], P0.index):
             # K_g = J E_g Jᵀ with E_g the 0/1 diagonal of group g: new precisions reuse the kernels.

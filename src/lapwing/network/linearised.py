@@ -69,6 +69,7 @@ class Linearised:
     @property
     def theta(self) -> Float[Tensor, " p"]:
         """θ*, float64. For a large network it is recomputed on each access, to save memory."""
+        # Two properties, as cached_property has no condition: small networks cache, large ones recompute.
         return self._theta if self.layout.p <= MOST_DOUBLE else self._raveled()
 
     @cached_property
@@ -135,6 +136,7 @@ class Linearised:
             if self.only_last and not x.attached:
                 with torch.no_grad():
                     trace = own._trace(placed)
+            # Without `last`, these data do not leave the network through the output layer: trace again with a graph.
             yield own._trace(placed) if trace is None or trace.last is None else trace
 
     @contextmanager
@@ -156,10 +158,10 @@ class Linearised:
             return self._traced(x, leaves)
 
     def _attached(self, x: ModelInput) -> Trace:
-        """A trace whose outputs and rows are differentiable in x.
+        """A trace whose outputs and rows are differentiable with respect to x.
 
-        Layers with a rule are differentiated by their outputs, so only the other tensors are leaves: a backward pass
-        through the result then goes to x, and not to weights. Attention needs a formula with second derivatives.
+        Layers with a rule need gradients of their outputs only, so just the other parameters are leaves: a backward
+        pass through the result then reaches x, and no weights. Fused attention has no second derivatives.
         """
         leaves = {name: self.network.tensors[name].detach().requires_grad_() for name in self.rest.names}
         with self.network.plain_attention():
@@ -233,7 +235,7 @@ class Trace:
 
     @property
     def outputs(self) -> Float[Tensor, "n k"]:
-        """f(x; θ*), finite, in float32 or better; detached, unless it is to be differentiable in x."""
+        """f(x; θ*) in float32 or better, checked to be finite; detached unless x is attached."""
         f = self.f if self.x.attached else self.f.detach()
         if not all_finite(f.detach()):
             raise NumericalError(
@@ -318,7 +320,7 @@ class Trace:
         rest = {name: self.leaves[name] for name in self.linearised.rest.names}
         cotangents = cotangents.to(self.f.dtype)
         rows = None
-        if self.linearised.vectorised and not self.x.attached:  # its second derivatives are wrong for some layers
+        if self.linearised.vectorised and not self.x.attached:  # torch.func has wrong second derivatives of LayerNorm
             # vmap may fail for some input shapes even if it worked in the rule check; the loop gives the same rows.
             with suppress(RuntimeError):
                 rows = vectorised_rows(self.linearised, self.x, rest, cotangents)

@@ -128,7 +128,8 @@ class Network:
 
     def __call__(self, x: ModelInput, replaced: Mapping[str, Tensor]) -> Tensor:
         """The model's raw output with some tensors replaced; call it on a borrowed network only."""
-        fresh = {name: self.tensors[name].clone() for name in self.buffers}  # a forward pass may write to buffers
+        # A forward pass may write to buffers (counters, caches): give each run its own copies.
+        fresh = {name: self.tensors[name].clone() for name in self.buffers}
         install(self.model, {**self.tensors, **fresh, **replaced}, self.aliases)
         return called(self.model, x)
 

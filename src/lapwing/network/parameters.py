@@ -44,12 +44,13 @@ class ParamLayout(Mapping[str, slice]):
         return torch.equal(self.selection, other.selection)
 
     def __hash__(self) -> int:
-        return hash((self.names, self.shapes, self.p))
+        return hash((self.names, self.shapes, self.p))  # without the selection: tensors hash by identity
 
     @cached_property
     def slices(self) -> dict[str, slice]:
         bounds = [0, *accumulate(prod(shape) for shape in self.shapes)]
         if self.selection is not None:
+            # The number of selected entries before each bound is the bound among the selected entries.
             bounds = torch.searchsorted(self.selection, torch.tensor(bounds)).tolist()
         return {name: slice(*bounds[i : i + 2]) for i, name in enumerate(self.names)}
 
@@ -75,6 +76,7 @@ class ParamLayout(Mapping[str, slice]):
         kept = [name for name, entries in chosen.items() if len(entries)]
         smaller = self.whole.restricted(kept)
         places = [chosen[name] + smaller[name].start for name in kept]
+        # at[:0] gives dtype and device if no entry is left, where torch.cat of an empty list would raise.
         return replace(smaller, selection=torch.cat([at[:0], *places]), selected_by=by)
 
     def places_in(self, other: ParamLayout) -> Int[Tensor, " p"]:
@@ -192,7 +194,7 @@ def differentiable(model: nn.Module, layout: ParamLayout) -> ParamLayout:
 
     Gradients stop at such layers: parameters before them would appear to have no effect on the outputs.
     """
-    paths = [path for path, _ in model.named_modules()]
+    paths = [path for path, _ in model.named_modules()]  # in the order of definition, usually that of the forward pass
     packed = [path for path, module in model.named_modules() if other_libraries.has_packed_weights(module)]
     if packed and any(paths.index(owner(name)) < paths.index(packed[-1]) for name in layout.names):
         raise InputError(_QUANTISED.format(next(other_libraries.quantised(model))))
@@ -247,7 +249,7 @@ def of_module(model: nn.Module, path: str) -> ParamLayout:
 def tied(model: nn.Module, layout: ParamLayout) -> bool:
     """Whether one of these tensors is tied between several modules."""
     owners: dict[int, set[str]] = {}
-    for name, tensor in model.named_parameters(remove_duplicate=False):
+    for name, tensor in model.named_parameters(remove_duplicate=False):  # a tied tensor appears once per name
         owners.setdefault(id(tensor), set()).add(owner(name))
     chosen = (tensor for name, tensor in model.named_parameters() if name in layout)
     return any(len(owners[id(tensor)]) > 1 for tensor in chosen)

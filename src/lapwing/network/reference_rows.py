@@ -58,6 +58,7 @@ def perturbed(linearised: Linearised) -> tuple[Linearised, Directions]:
     directions = Directions({}, linearised.network.tensors)
     for name in linearised.layout.names:
         old = tensors[name]
+        # The constant 0.1 moves zero tensors too: at zero weights a wrong rule may give correct zeros.
         directions.drawn[name] = _random(old.numel(), generator)
         size = float(old.norm(dtype=torch.promote_types(old.dtype, torch.float32))) / old.numel() ** 0.5
         tensors[name] = torch.add(old, directions[name], alpha=0.1 * (size + 0.1))
@@ -134,7 +135,7 @@ def _check_rows_independent(together: Float[Tensor, "n k"], alone: Float[Tensor,
 
 
 def _product(row: Tensor, direction: Tensor) -> float:
-    if row.dtype in (torch.float16, torch.bfloat16):
+    if row.dtype in (torch.float16, torch.bfloat16):  # torch.dot would accumulate in half precision
         return float((row * direction).sum())
     return float(torch.dot(row.reshape(-1), direction.reshape(-1)))
 

@@ -50,6 +50,7 @@ class Arrangement:
     @property
     def i(self) -> int:
         """Number of inputs, the bias column included."""
+        # `view` describes the whole weight, even if only the bias is inferred: then its inputs do not count.
         return prod(self.view) // (self.q * self.o) * (self.weight is not None) + (self.bias is not None)
 
     def matrices(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... q o i"]:
@@ -71,7 +72,7 @@ class Arrangement:
         if self.weight is not None:
             n_inputs = self.i - (self.bias is not None)
             permuted = W[..., :n_inputs].reshape(*lead, *(self.view[axis] for axis in self.order))
-            back = sorted(range(len(self.order)), key=self.order.__getitem__)
+            back = sorted(range(len(self.order)), key=self.order.__getitem__)  # the inverse permutation
             axes = (*range(len(lead)), *(len(lead) + axis for axis in back))
             parts.append(permuted.permute(axes).reshape(*lead, -1))
         if self.bias is not None:
@@ -88,6 +89,7 @@ class Arrangement:
     def add_(self, total: Float[Tensor, " p"], W: Float[Tensor, "q o i"]) -> None:
         """total ← total + W at this layer's slices, in place, without a flattened or converted copy of W."""
         if self.weight is not None:
+            # A view of `total`, so that adding to it writes into the flat vector; `matrices` would copy.
             there = total[self.weight].view(self.view).permute(self.order)
             add_converted_(there, W[..., : self.i - (self.bias is not None)].reshape(there.shape))
         if self.bias is not None:

@@ -33,11 +33,11 @@ class Rows(ABC):
 
     @property
     def attached(self) -> bool:
-        """Whether contractions are to be differentiable in what the rows were made from."""
+        """Whether the rows have an autograd graph to the network's inputs, so that contractions are differentiable."""
         return False
 
     def fresh(self) -> Rows:
-        """The same with nothing remembered that contractions form."""
+        """A copy without cached intermediate results, so that they are freed after a contraction."""
         return self
 
     @property

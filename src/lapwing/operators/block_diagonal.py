@@ -49,6 +49,7 @@ class BlockDiagonalCurvature(Curvature):
         return BlockDiagonalCurvature(self.slices, tuple(H.scaled(c) for H in self.blocks))
 
     def mixed(self, others: Sequence[BlockDiagonalCurvature], scales: Float[Tensor, " g"]) -> BlockDiagonalCurvature:
+        # Blocks decide for themselves: KFAC blocks of the same data share A, low-rank blocks may become dense.
         columns = zip(self.blocks, *(other.blocks for other in others), strict=True)
         return BlockDiagonalCurvature(self.slices, tuple(first.mixed(rest, scales) for first, *rest in columns))
 
@@ -130,4 +131,5 @@ class BlockDiagonalPrecision(Precision):
         return torch.cat([verb(P, v[..., s]) for s, P in zip(self.slices, self.blocks, strict=True)], dim=-1)
 
     def _summed(self, verb: Callable[[Precision, Rows], Tensor], J: Rows) -> Tensor:
+        # J P⁻¹ Jᵀ = Σ_b J_b P_b⁻¹ J_bᵀ. A generator, so that the result of one block at a time is in memory.
         return reduce(torch.add, (verb(P, J.columns(s)) for s, P in zip(self.slices, self.blocks, strict=True)))

@@ -100,7 +100,7 @@ class DiagonalPrecision(Precision):
         return 1 / self.entries
 
     def logdet(self) -> Scalar:
-        return self.entries.log().sum(dtype=torch.float64)
+        return self.entries.log().sum(dtype=torch.float64)  # a float32 sum over millions of entries loses digits
 
     def to_dense(self) -> Float[Tensor, "p p"]:
         return self.entries.diag()

@@ -7,23 +7,23 @@ needs no new eigendecomposition.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial, reduce
+from functools import reduce
 
 import torch
 
 from lapwing._types import Float, Scalar, Tensor
 from lapwing.errors import NumericalError, StructureError
-from lapwing.linalg import joined, products_on_grid, recomputed
+from lapwing.linalg import products_on_grid
 from lapwing.operators.arrangement import Arrangement
-from lapwing.operators.base import Curvature, Precision, Rows
+from lapwing.operators.base import Curvature
 from lapwing.operators.conditioning import require_semidefinite
 from lapwing.operators.coordinates import Coordinates
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
 from lapwing.operators.kronecker_factors import Basis, Damping, KroneckerFactors
+from lapwing.operators.rotated import RotatedPrecision, one_precision
 
-MOST_KEPT = 1 << 20  # inverse eigenvalues of a layer that are cached; more are recomputed for every piece of the data
 _DOWNDATED = {torch.float64: 1e-9, torch.float32: 1e-5}  # relative rounding error of eigenvalues after a downdate
 _MANY_PRODUCTS = 1 << 14  # eigenvalues a_i b_j of a map from which their sums are computed on a grid
 
@@ -61,12 +61,13 @@ class KroneckerCurvature(Curvature):
 
     def weighted_spectrum(self) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"]]:
         a, b = self.factors.a, self.factors.b
-        if a.shape[1] * b.shape[1] < _MANY_PRODUCTS:
+        if a.shape[1] * b.shape[1] < _MANY_PRODUCTS:  # for few products the exact sum is faster than the grid
             return super().weighted_spectrum()
         values, weights = zip(*(products_on_grid(*maps) for maps in zip(a, b, strict=True)), strict=True)
         return self.scale * torch.cat(values), torch.cat(weights)
 
     def trace(self) -> Scalar:
+        # tr(B ⊗ A) = tr B · tr A per map, without eigendecompositions
         b, a = (eigen.diagonal().sum(-1) for eigen in (self.factors.eigen_B, self.factors.eigen_A))
         return self.scale * (b * a).sum() / self.factors.count
 
@@ -97,6 +98,7 @@ class KroneckerCurvature(Curvature):
             raise NumericalError(f"Block '{self.name}': nothing would be left of its data.")
         A_sum = self.factors.A_sum - other.factors.A_sum
         B_sum = self.scale * self.factors.B_sum - other.scale * other.factors.B_sum
+        # B ⊗ A of the difference is positive semi-definite if both factors are, so check them separately.
         for left, whole in ((A_sum, self.factors.a * self.factors.count), (B_sum, self.scale * self.factors.b)):
             require_semidefinite(torch.linalg.eigvalsh(left.double()), whole, _DOWNDATED[left.dtype])
         return replace(self, factors=KroneckerFactors(A_sum, count, B_sum), scale=torch.ones_like(self.scale))
@@ -110,7 +112,7 @@ class KroneckerCurvature(Curvature):
 
     def with_sums(self, sums: Iterator[Tensor]) -> KroneckerCurvature:
         A_sum, count, B_sum = next(sums), next(sums), next(sums)
-        kept = self.factors.eigen_A.dtype, self.factors.eigen_B.dtype
+        kept = self.factors.eigen_A.dtype, self.factors.eigen_B.dtype  # sums over ranks are computed in float64
         factors = KroneckerFactors(A_sum.to(kept[0]), max(float(count), 1.0), B_sum.to(kept[1]))
         return replace(self, factors=factors, scale=torch.ones_like(self.scale))
 
@@ -120,6 +122,7 @@ class KroneckerCurvature(Curvature):
 
     def unfactorised(self, P0: GroupedDiagonal) -> RotatedPrecision:
         layer, factors = self.arrangement, self.factors
+        # The factors have the shape of their eigenvectors: cloned, they take the memory that those will take.
         basis = Basis(factors.A_sum.clone(), factors.B_sum.clone())
         return RotatedPrecision(layer, basis, lambda: P0.values.new_ones(layer.q, layer.o, layer.i))
 
@@ -188,113 +191,6 @@ class EigenCurvature(Curvature):
 
     def to_dense(self) -> Float[Tensor, "p p"]:
         return self.mv(torch.eye(self.p, dtype=torch.float64, device=self.s.device))
-
-
-@dataclass(frozen=True, eq=False)
-class RotatedPrecision(Precision):
-    """P = U diag(E) Uᵀ with U = U_B ⊗ U_A: diagonal in the Kronecker eigenbasis."""
-
-    arrangement: Arrangement
-    basis: Basis
-    # A function: predictions need only the inverse eigenvalues, so E itself is not kept in memory.
-    eigenvalues: Callable[[], Float[Tensor, "q o i"]]
-
-    @property
-    def E(self) -> Float[Tensor, "q o i"]:
-        return self.eigenvalues()
-
-    @property
-    def p(self) -> int:  # type: ignore[override]
-        return self.arrangement.q * self.arrangement.o * self.arrangement.i
-
-    def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
-        return self._through(v, self.E)
-
-    def solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
-        return self._through(v, 1 / self.E)
-
-    def approximate_solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
-        U_B, U_A = self.basis.at(torch.float32)
-        W = U_B.mT @ self.arrangement.matrices(v.float()) @ U_A
-        W = U_B @ (W * self._single_inverse.reshape(W.shape[-3:])) @ U_A.mT
-        return self.arrangement.flat(W, self.p).to(v.dtype)
-
-    def half_solve(self, eps: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
-        W = self.arrangement.matrices(eps) * self.E.rsqrt()
-        return self.arrangement.flat(self.basis.back(W), self.p)
-
-    def inv_quad(self, J: Rows) -> Float[Tensor, "n c c"]:
-        return joined(self._each(J, lambda rows, inverse: rows.quad(inverse)))
-
-    def inv_quad_diagonal(self, J: Rows) -> Float[Tensor, "n c"]:
-        return joined(self._each(J, lambda rows, inverse: rows.quad_diagonal(inverse)))
-
-    def inv_gram(self, J: Rows) -> Float[Tensor, "nc nc"]:
-        rotated = J.rotated(self.basis)
-        every = torch.arange(self.p, device=J.device)
-        return rotated.cross(rotated, GroupedDiagonal(self._inverse, every))
-
-    def inv_diagonal(self) -> Float[Tensor, " p"]:
-        return self.arrangement.flat(self.basis.squared_diagonal(1 / self.E), self.p)
-
-    def logdet(self) -> Scalar:
-        return self.E.log().sum()
-
-    def to_dense(self) -> Float[Tensor, "p p"]:
-        return self.mv(torch.eye(self.p, dtype=torch.float64, device=self.basis.U_A.device))
-
-    def _each(self, J: Rows, contract: Callable[[Rows, Tensor], Tensor]) -> Iterator[Tensor]:
-        """Contractions of pieces of the rows in the eigenbasis, with the inverse eigenvalues in their dtype."""
-        inverses: dict[torch.dtype, Tensor] = {}
-
-        def contracted(some: Rows) -> Tensor:
-            rows = some.fresh().rotated(self.basis)
-            if rows.dtype not in inverses:
-                inverses[rows.dtype] = self._inverse_for(rows.dtype)
-            return contract(rows, inverses[rows.dtype])
-
-        return (recomputed(partial(contracted, some), attached=J.attached) for some in J.pieces())
-
-    def _inverse_for(self, dtype: torch.dtype) -> Float[Tensor, " p"]:
-        return self._single_inverse if dtype == torch.float32 else self._inverse
-
-    @property
-    def _inverse(self) -> Float[Tensor, " p"]:
-        return (1 / self.E).flatten() if self.p > MOST_KEPT else self._kept_inverse
-
-    @property
-    def _single_inverse(self) -> Float[Tensor, " p"]:
-        return self._as_single() if self.p > MOST_KEPT else self._kept_single_inverse
-
-    @cached_property
-    def _kept_inverse(self) -> Float[Tensor, " p"]:
-        return (1 / self.E).flatten()
-
-    @cached_property
-    def _kept_single_inverse(self) -> Float[Tensor, " p"]:
-        return self._as_single()
-
-    def _as_single(self) -> Float[Tensor, " p"]:
-        return self.E.reciprocal_().flatten().float()  # in place: `E` is a new tensor on every access
-
-    def _through(self, v: Tensor, E: Tensor) -> Tensor:
-        W = self.basis.rotate(self.arrangement.matrices(v))
-        return self.arrangement.flat(self.basis.back(E * W), self.p)
-
-
-def one_precision(P0: GroupedDiagonal, name: str) -> Scalar:
-    """The prior precision δ of a block, or a StructureError if it is not constant.
-
-    B ⊗ A + δ I is diagonal in the Kronecker eigenbasis; B ⊗ A plus any other diagonal is not.
-    """
-    if not P0.isotropic:
-        sizes = ", ".join(str(int(size)) for size in P0.sizes[:4])
-        raise StructureError(
-            f"Kronecker block '{name}' needs one prior precision, but the prior has {P0.n_groups} groups in it "
-            f"({sizes} entries). A Kronecker product plus an uneven diagonal has no cheap exact inverse. Use "
-            'groups="layer" (or Kron(bias="separate") with groups="tensor"), or structure "diag" or "full".'
-        )
-    return P0.values[0]
 
 
 def _weighted_sum(terms: Iterable[tuple[Scalar, Float[Tensor, "q d d"]]]) -> Float[Tensor, "q d d"]:

@@ -20,6 +20,7 @@ class Basis:
 
     @cached_property
     def _single(self) -> tuple[Tensor, Tensor]:
+        # Cached, unlike conversions to other dtypes: float32 networks rotate every batch of rows.
         return self.U_B.float(), self.U_A.float()
 
     def same(self, other: Basis) -> bool:
@@ -121,7 +122,8 @@ class Eigen:
         """Set the eigendecomposition, computed by another rank."""
         total = self._total
         if total is not None and total.dtype != torch.float64:
-            self._total, U = None, U.to(total.dtype)
+            self._total, U = None, U.to(total.dtype)  # release the sum: U and λ determine it
+        # One assignment of a complete tuple: another thread sees the old pair or the new one, never a mixture.
         self._pair = values, U
 
     def diagonal(self) -> Float[Tensor, "q d"]:
@@ -129,6 +131,7 @@ class Eigen:
         if self._total is not None:
             return self._total.diagonal(dim1=-2, dim2=-1).double()
         values, U = self.pair
+        # diag U diag(λ) Uᵀ = (U ∘ U) λ, one map at a time to bound the memory of the float64 copies
         return self.count * torch.stack([(u.double() ** 2) @ v for u, v in zip(U, values, strict=True)])
 
 
@@ -211,7 +214,7 @@ class ExactDamping(Damping):
     adds = True
 
     def eigenvalues(self, a: Tensor, b: Tensor, delta: Tensor) -> Float[Tensor, "q o i"]:
-        return torch.addcmul(delta, b[:, :, None], a[:, None, :])
+        return torch.addcmul(delta, b[:, :, None], a[:, None, :])  # one kernel, no intermediate tensor of P entries
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ class LowRankCurvature(Curvature):
         one = self.scale.new_ones(())
         scale, each = (one, self.scale) if self.scale.ndim else (self.scale, one.expand(self.rank))
         N = each.sqrt()[:, None] * self.root.rows.dense().reshape(self.rank, self.p)
-        U = torch.linalg.eigh(N @ N.T)[1]
+        U = torch.linalg.eigh(N @ N.T)[1]  # orthogonal (r, r): UᵀN mixes the rows of all data
         return LowRankCurvature(RootKernels(WrittenRows(U.T @ N)), scale)
 
     def plus(self, P0: GroupedDiagonal) -> LowRankPrecision:
@@ -135,6 +135,7 @@ class LowRankPrecision(Precision):
     @cached_property
     def factor(self) -> Float[Tensor, "r r"]:
         B = self._inner
+        # cholesky_ex returns a status instead of raising, so that a failed factorisation can fall back to QR below.
         L, info = torch.linalg.cholesky_ex(B)
         smallest = 0.0 if int(info) else smallest_eigenvalue(L.detach())
         largest = float(torch.linalg.matrix_norm(B.detach()))
@@ -186,6 +187,7 @@ class LowRankPrecision(Precision):
         return self.H.mv(v) + self.P0.diagonal * v
 
     def solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+        # P⁻¹v = u − D⁻¹ Nᵀ B⁻¹ N u with u = D⁻¹v
         u = v.reshape(-1, self.p) / self.P0.diagonal
         inner = torch.cholesky_solve(self.push(u).T, self.factor).T
         return (u - self.pull(inner) / self.P0.diagonal).reshape(v.shape)
@@ -201,6 +203,7 @@ class LowRankPrecision(Precision):
         return (half * (flat - half * self.pull(inner.T))).reshape(eps.shape)
 
     def inv_quad(self, J: Rows) -> Float[Tensor, "n c c"]:
+        # The difference of factored kernels is fast; the Gram matrix of dense rows is accurate in all cases.
         quick = None if J.n * J.c > _MOST_DIFFERENCES else self._as_difference(J, self.whitened(J))
         if quick is not None:
             return quick
@@ -239,8 +242,9 @@ class LowRankPrecision(Precision):
     def inv_diagonal(self) -> Float[Tensor, " p"]:
         if self.H.rank * self.p > _MOST_WRITTEN:
             raise StructureError(
-                f"The variances of single weights take {self.H.rank} rows of {self.p} numbers written out, which is "
-                "refused. Ask for the variances of outputs, which go through the layers' factors, or for fewer data."
+                f"The marginal variances of the weights need a dense matrix of {self.H.rank} × {self.p} entries, more "
+                f"than the limit of {_MOST_WRITTEN}. Use the variances of outputs, which need no dense rows, or fit on "
+                "fewer data."
             )
         root = self._half_scale[:, None] * self.H.root.rows.dense().reshape(self.H.rank, self.p)
         W = torch.linalg.solve_triangular(self.factor, root / self.P0.diagonal, upper=False)
@@ -265,6 +269,7 @@ class LowRankPrecision(Precision):
     @cached_property
     def _eigenbasis(self) -> tuple[Float[Tensor, " r"], Float[Tensor, "r r"]]:
         """s and U of B = U diag(s²) Uᵀ, s ≥ 1."""
+        # The SVD of L gives s to full relative accuracy; eigenvalues of B = L Lᵀ are their squares.
         U, s, _ = torch.linalg.svd(self.factor)
         return s.clamp(min=1), U  # below 1 by rounding only
 

@@ -83,7 +83,7 @@ class MatrixFreeCurvature(Curvature):
         )
 
     def norm(self) -> Scalar:
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)  # fixed, so that repeated calls return the same norm
         start = torch.randn(2, self.p, generator=generator, dtype=torch.float64).to(self.sources[0].device)
         with torch.no_grad():
             return leading_eigenpairs(self.mv, start, 1, rtol=0.02, max_rounds=20).values[0]
@@ -103,6 +103,7 @@ class MatrixFreeCurvature(Curvature):
         self, others: Sequence[MatrixFreeCurvature], scales: Float[Tensor, " g"], near: Curvature
     ) -> MatrixFreeCurvature:
         parts = (self, *others)
+        # Parts may share a source (parts of one likelihood): merge their scales, so that it costs a single pass.
         sources = tuple(dict.fromkeys(source for H in parts for source in H.sources))
         each = [c * H._scales_of(source) for source in sources for c, H in zip(scales, parts, strict=True)]
         by_source = [torch.stack(each[i : i + len(parts)]).sum(0) for i in range(0, len(each), len(parts))]
@@ -198,7 +199,7 @@ class MatrixFreePrecision(Precision):
         b = self.P0.diagonal.detach().sqrt() * eps.to(device)
         with torch.no_grad():
             b += self.H.draws(n, generator)
-            return self.solve(b)
+            return self.solve(b)  # Cov[P⁻¹b] = P⁻¹ P P⁻¹ = P⁻¹
 
     def inv_quad(self, J: Rows) -> Float[Tensor, "n c c"]:
         rows = J.dense().double()
@@ -211,7 +212,7 @@ class MatrixFreePrecision(Precision):
     def inv_gram(self, J: Rows) -> Float[Tensor, "nc nc"]:
         rows = J.dense().double().reshape(-1, self.p)
         K = rows @ self.solve(rows).T
-        return 0.5 * (K + K.T)
+        return 0.5 * (K + K.T)  # iterative solves are symmetric up to the solver's tolerance only
 
     def inv_diagonal(self) -> Float[Tensor, " p"]:
         """diag P⁻¹. With random probes it is an estimate, clamped to the exact bounds 1/P_ii ≤ (P⁻¹)_ii ≤ 1/δ_i."""

@@ -9,7 +9,7 @@ import torch
 from lapwing._types import Float, Tensor
 from lapwing.operators.base import Precision, Rows
 from lapwing.operators.block_diagonal import BlockDiagonalPrecision
-from lapwing.operators.kronecker import RotatedPrecision
+from lapwing.operators.rotated import RotatedPrecision
 
 _INVERSE_FLOATS = 1 << 24  # of inverses at several scales
 
@@ -20,7 +20,7 @@ def inv_quads(precisions: Sequence[Precision], J: Rows) -> Float[Tensor, "s n c 
     if isinstance(first, BlockDiagonalPrecision):
         blocks = zip(*(P.blocks for P in precisions if isinstance(P, BlockDiagonalPrecision)), strict=True)
         parts = (inv_quads(of_block, J.columns(s)) for s, of_block in zip(first.slices, blocks, strict=True))
-        total = next(parts)
+        total = next(parts)  # accumulate one block at a time: all parts together would be large
         for part in parts:
             total = total + part
         return total

@@ -54,7 +54,8 @@ class SeparateCurvature(Curvature):
     def spectrum(self) -> Float[Tensor, " r"]:
         if self.tie is None:
             return torch.cat([H.spectrum() for H in self.outputs])
-        # Λ = D^½ (I − q qᵀ) D^½ with q = √(D / w): a projection of every datum's C rows
+        # Λ = D^½ (I − q qᵀ) D^½ with q = √(D / w). The nonzero eigenvalues of H are those of Π G Π, where
+        # G = blockdiag(D_c^½ K_c D_c^½) and Π = I − q qᵀ for every datum's C rows, a projection.
         identity = GroupedDiagonal.identity(self.p, self.outputs[0].root.rows.device)
         halves = [H.scale.sqrt().expand(H.rank) for H in self.outputs]
         each = [h[:, None] * H.root.kernel(identity) * h for H, h in zip(self.outputs, halves, strict=True)]
@@ -97,6 +98,7 @@ class SeparatePrecision(Precision):
     @cached_property
     def outputs(self) -> tuple[LowRankPrecision, ...]:
         roots = [H.root for H in self.H.outputs]
+        # Kernels of all outputs together share the inputs' Gram matrices. Skip this if exact kernels are cached.
         if not any(root.has_kernels(self.P0) for root in roots):
             RootKernels.compute_together([root.quick for root in roots], self.P0)
         return tuple(H.plus(self.P0) for H in self.H.outputs)
@@ -107,7 +109,7 @@ class SeparatePrecision(Precision):
         assert self.H.tie is not None
         M = (self.H.tie.square().sum(0) == 0).double().diag()
         for half, P in zip(self.H.tie, self.outputs, strict=True):
-            M = M + half[:, None] * torch.cholesky_inverse(P.factor) * half
+            M = M + half[:, None] * torch.cholesky_inverse(P.factor) * half  # E_c = D_c^½ B_c⁻¹ D_c^½
         return torch.linalg.cholesky(M)
 
     def mv(self, v: Float[Tensor, "... p"]) -> NoReturn:
@@ -212,6 +214,7 @@ class SeparatePrecision(Precision):
         refuse("variances of one set of weights")
 
     def logdet(self) -> Scalar:
+        # Every output's log det P_c contains log det P₀; the evidence subtracts it once.
         total = torch.stack([P.logdet() for P in self.outputs]).sum() - (len(self.outputs) - 1) * self.P0.logdet()
         if self.H.tie is None:
             return total
@@ -224,6 +227,6 @@ class SeparatePrecision(Precision):
 
 def refuse(what: str) -> NoReturn:
     raise StructureError(
-        f"With outputs that share no weights there is not {what}: every output has its own. Ask for outputs(x), "
-        'predict(x) or functions(n), or fit with coupling="full".'
+        f"With independent outputs there is not {what}: every output has its own weights. Use outputs(x), predict(x) "
+        'or functions(n), or fit with coupling="full".'
     )

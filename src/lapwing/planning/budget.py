@@ -12,7 +12,7 @@ from lapwing.errors import InputError, InputTypeError
 
 _MOST_BYTES = 4 << 30  # largest default budget
 _MOST_ROWS = 192 << 20  # bytes of rows at a time; larger pieces are not faster
-_LEAST_ROWS = 1 << 20  # even if the budget is used up: less would be one row at a time
+_LEAST_ROWS = 1 << 20  # bytes of rows at a time, even if the budget is used up
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 

@@ -50,7 +50,7 @@ class Needs:
         """Bytes of the curvature, with what is derived from it once and stored."""
         return structure.needed_bytes(self.work)
 
-    def settled(self, structure: Structure) -> Structure:
+    def resolved(self, structure: Structure) -> Structure:
         """The structure as it would be fitted: an open rank is set from the budget."""
         return structure.within(self.summary.layout, self.n_parts, self.budget // 8)
 
@@ -102,7 +102,7 @@ class Needs:
 
 def choose(structure: Structure | None, needs: Needs) -> Choice:
     """Check the budget before any work; `structure=None` chooses automatically."""
-    structure, why = _taken(needs) if structure is None else (needs.settled(structure), "asked for")
+    structure, why = _taken(needs) if structure is None else (needs.resolved(structure), "asked for")
     if not needs.fits(structure):
         raise InputError(_too_big(structure, needs))
     return Choice(structure, chunk_floats(needs.budget, needs.needed_bytes(structure)), why)
@@ -119,6 +119,8 @@ def refuse_factors_of_a_selection(structure: Structure | None) -> None:
 
 
 def _taken(needs: Needs) -> tuple[Structure, str]:
+    """The automatic choice: full if small and affordable, else Kronecker factors, else the diagonal; with the
+    reason."""
     parameters, budget = f"{needs.p:,} parameters", in_words(needs.budget)
     if needs.selected:
         return Full(), f"a subnetwork of {parameters} is chosen to be small enough for the full matrix"
@@ -149,6 +151,7 @@ def _why_not_full(needs: Needs) -> str:
 
 
 def _too_big(structure: Structure, needs: Needs) -> str:
+    """The error message, with the structures that would fit."""
     others: list[Structure] = [Block(), Diag()] if needs.selected else [Block(), Kron(), Diag()]
     smaller = [s for s in others if needs.needed_bytes(s) < needs.needed_bytes(structure)]
     fits = [f"{name_of(s)} would take {in_words(needs.needed_bytes(s))}" for s in smaller if needs.fits(s)]

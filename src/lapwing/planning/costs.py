@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 
 from lapwing.curvature import Empirical, Exact, Fisher, ModelSummary, Sampled, Structure, Trial, Workload
 from lapwing.planning.budget import chunk_floats
 from lapwing.planning.choice import Needs, name_of
-from lapwing.planning.kind import Kind, settled
+from lapwing.planning.kind import Kind, resolved
 from lapwing.planning.trial_run import TrialRun
 
 
@@ -56,8 +57,8 @@ class CostQuery(Trial):
 
     def line(self, structure: Structure) -> Line:
         """Coverage and cost of a structure, with the kind of Fisher that it gets."""
-        structure = self.needs.settled(structure)
-        return replace(self, kind=settled(self.kind, structure, self.needs)[0])._line(structure)
+        structure = self.needs.resolved(structure)
+        return replace(self, kind=resolved(self.kind, structure, self.needs)[0])._line(structure)
 
     def _line(self, structure: Structure) -> Line:
         stored, fit, predict = self.peak_bytes(structure)
@@ -79,7 +80,7 @@ class CostQuery(Trial):
         stored, needed = structure.stored_bytes(self.work), structure.needed_bytes(self.work)
         return (stored, needed, needed) if needed > self.needs.budget else structure.peak_bytes(self.work, self)
 
-    def tried(self, structure: Structure) -> tuple[int, int]:
+    def measured_bytes(self, structure: Structure) -> tuple[int, int]:
         # The same number of rows at a time as the fit itself would choose.
         rows = chunk_floats(self.needs.budget, self.needs.needed_bytes(structure))
         columns = -(-self.work.columns // self.needs.n_parts)
@@ -97,5 +98,14 @@ def n_columns(trial_run: TrialRun, fisher: Fisher) -> int:
 
 def forward_macs(summary: ModelSummary) -> int:
     """Multiplications of a forward pass per datum; at least 1, as it is a divisor."""
-
     return max(1, sum(block.macs for block in summary.blocks))
+
+
+def pass_macs(summary: ModelSummary, n: int) -> float:
+    """Multiplications of a forward and backward pass over n data; infinite where the summary does not tell.
+
+    It has no multiplications of layers that are not inferred, or whose Jacobian has no rule.
+    """
+    linearised = summary.linearised
+    whole = len(summary.layout.names) == len(linearised.network.tensors) - len(linearised.network.buffers)
+    return 3.0 * forward_macs(summary) * n if whole and not linearised.rest.names else inf

@@ -21,7 +21,7 @@ class AutoFisher:
 
     generator: torch.Generator
 
-    def settled(self, structure: Structure, needs: Needs) -> tuple[Fisher, str]:
+    def resolved(self, structure: Structure, needs: Needs) -> tuple[Fisher, str]:
         """The kind of Fisher for a structure, and the reason."""
         columns = needs.summary.linearised.k
         if not structure.sketches:
@@ -47,6 +47,6 @@ class AutoFisher:
 Kind = Fisher | AutoFisher
 
 
-def settled(kind: Kind, structure: Structure, needs: Needs) -> tuple[Fisher, str]:
+def resolved(kind: Kind, structure: Structure, needs: Needs) -> tuple[Fisher, str]:
     """The requested kind, or the one that "auto" resolves to, with the reason."""
-    return (kind, "") if isinstance(kind, Fisher) else kind.settled(structure, needs)
+    return (kind, "") if isinstance(kind, Fisher) else kind.resolved(structure, needs)

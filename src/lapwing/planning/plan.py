@@ -11,7 +11,7 @@ from lapwing.errors import InputError
 from lapwing.planning.budget import in_words
 from lapwing.planning.choice import choose, name_of
 from lapwing.planning.costs import CostQuery, Line
-from lapwing.planning.kind import settled
+from lapwing.planning.kind import resolved
 from lapwing.planning.tuning import Tuning, tuning_of
 
 LAST_LAYER: tuple[Structure, ...] = (Full(), Kron())
@@ -55,7 +55,7 @@ def make_plan(questions: Sequence[CostQuery]) -> Plan:
     chosen, why, tuning = None, "", None
     try:
         choice = choose(None, whole.needs)
-        fisher, kind_why = settled(whole.kind, choice.structure, whole.needs)
+        fisher, kind_why = resolved(whole.kind, choice.structure, whole.needs)
         tuning = tuning_of(choice.structure, fisher, whole.trial_run.likelihood, whole.needs, 3 * choice.chunk_floats)
         chosen, why = rows[_position(choice.structure, offered)], "; ".join(filter(None, (choice.why, kind_why)))
     except InputError as refusal:  # nothing fits; the message says what to do

@@ -62,32 +62,32 @@ class TrialRun:
         """Peak bytes in addition to model and data: of the fit, and of a prediction including the posterior."""
         rows_at_once = max(1, chunk_floats // structure.row_floats(self.linearised.sizes))
         pieces = self._fit_piece(structure, rows_at_once, columns), self._predict_piece(rows_at_once, n_inputs)
-        if self._large(structure):
-            return self._counted(structure, *pieces)
-        fitting, predicting = self._tried(structure.tried_as, *pieces, n_inputs)
-        fit = max(self._probing, self._model_bytes + fitting + structure.second_pass_bytes(self._work))
-        return fit, self._held(structure) + max(predicting, structure.decomposition_bytes(self._work))
+        if self._too_large(structure):
+            return self._computed(structure, *pieces)
+        fitting, predicting = self._measured(structure.trial_structure, *pieces, n_inputs)
+        fit = max(self._rule_check_bytes, self._model_bytes + fitting + structure.second_pass_bytes(self._work))
+        return fit, self._posterior_bytes(structure) + max(predicting, structure.decomposition_bytes(self._work))
 
     @cached_property
     def _work(self) -> Workload:
         return Workload(self.summary, self.n_parts, self.n_data)
 
     @property
-    def _probing(self) -> int:
+    def _rule_check_bytes(self) -> int:
         """Bytes of the check of layer rules: the copy, shifted weights, a gradient, and one direction for the largest
         tensor."""
         largest = max(t.numel() * t.element_size() for t in self.linearised.network.tensors.values())
         return 3 * self._model_bytes + 2 * largest
 
-    def _large(self, structure: Structure) -> bool:
+    def _too_large(self, structure: Structure) -> bool:
         """Whether a trial would take too much memory."""
         return structure.sum_bytes(self._work) > MOST_TRIED
 
-    def _counted(self, structure: Structure, fitted: Piece, predicted: Piece) -> tuple[int, int]:
+    def _computed(self, structure: Structure, fitted: Piece, predicted: Piece) -> tuple[int, int]:
         """The same from shapes: the posterior, with the activations of a piece and its rows."""
         summary, k = self.summary, self.linearised.k
         size = (self.linearised.network.dtype or torch.float64).itemsize
-        kept = self._held(structure)
+        kept = self._posterior_bytes(structure)
         # Activations stored by a forward pass, and the output of every layer once more, for its gradient.
         outputs = sum(block.r * block.maps[0] * block.maps[1] for block in summary.blocks if block.maps)
         activations = size * ((self.linearised.datum_floats or self.linearised.sizes.factored) + outputs)
@@ -97,7 +97,7 @@ class TrialRun:
         fit += structure.second_pass_bytes(self._work)
         # One more position for columns that are stacked, and the temporaries of one layer.
         at_once = predicted.n * (activations + k * rows) + _CONTRACTED_BYTES
-        return max(self._probing, fit), kept + structure.predicting_bytes(self._work, at_once)
+        return max(self._rule_check_bytes, fit), kept + structure.predicting_bytes(self._work, at_once)
 
     def _fit_piece(self, structure: Structure, rows_at_once: int, columns: int) -> Piece:
         """The pieces that `curvature.estimate` would use."""
@@ -111,7 +111,7 @@ class TrialRun:
         """The pieces that `predictive.pushforward` would use."""
         return Piece(min(n_inputs, max(1, rows_at_once // self.linearised.k)), self.linearised.k)
 
-    def _tried(self, structure: Structure, fitted: Piece, predicted: Piece, n_inputs: int) -> tuple[int, int]:
+    def _measured(self, structure: Structure, fitted: Piece, predicted: Piece, n_inputs: int) -> tuple[int, int]:
         key = (structure, fitted, predicted)
         if key not in self._found:
             found, fit_peak = self._fit(structure, fitted)
@@ -119,6 +119,7 @@ class TrialRun:
         return self._found[key]
 
     def _fit(self, structure: Structure, piece: Piece) -> tuple[Estimate, int]:
+        """Fit two pieces, and return the estimate with the peak of live bytes."""
         rows = piece.n * (self.linearised.k if self.linearised.rest.names else piece.columns)
         with AllocationCounter() as counter:
             found = estimate(
@@ -133,6 +134,7 @@ class TrialRun:
         return found, counter.peak
 
     def _predict(self, curvature: Curvature, piece: Piece, n_inputs: int) -> int:
+        """Predict two pieces under a unit prior, and return the peak of live bytes."""
         x, _ = self._first(min(n_inputs, 2 * piece.n))
         with AllocationCounter() as counter:
             P0 = GroupedDiagonal.identity(curvature.p, self.linearised.network.device)
@@ -160,7 +162,7 @@ class TrialRun:
     def _model_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in self.linearised.network.tensors.values())
 
-    def _held(self, structure: Structure) -> int:
+    def _posterior_bytes(self, structure: Structure) -> int:
         """Bytes of a posterior: the copy of the network, gradients of the fit statistics, curvature."""
         gradients = self.n_parts * self.summary.gradient_bytes
         return self._model_bytes + gradients + structure.stored_bytes(self._work)

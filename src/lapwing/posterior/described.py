@@ -8,7 +8,7 @@ from lapwing.posterior.fitted import Fitted
 from lapwing.priors import GaussianPrior
 
 
-def in_short(posterior: Fitted) -> str:
+def summary(posterior: Fitted) -> str:
     name, layout = type(posterior.linearised.network.model).__name__, posterior.layout
     likelihood = type(posterior.likelihood).__name__
     return (

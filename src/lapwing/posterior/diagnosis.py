@@ -30,7 +30,7 @@ class Finding:
         return f"{'!' if self.concern else ' '} {self.name}: {self.value}. {self.advice}".rstrip()
 
     @staticmethod
-    def of_placeholders() -> Finding:
+    def of_untuned() -> Finding:
         advice = "The size of the error bars depends on it: lw.tune(posterior, train_loader)."
         return Finding("hyperparameters", "the defaults of lw.fit, not tuned", True, advice)
 
@@ -216,7 +216,7 @@ class Finding:
         return Finding("predictions", value, False, advice)
 
     @staticmethod
-    def of_loose(treated: list[tuple[str, str]]) -> Iterator[Finding]:
+    def of_tensors_without_rule(treated: list[tuple[str, str]]) -> Iterator[Finding]:
         if treated:
             kinds = dict.fromkeys(how for _, how in treated)
             listed = "; ".join(f"{how}: {', '.join(n for n, h in treated if h == how)}" for how in kinds)

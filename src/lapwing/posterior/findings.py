@@ -38,7 +38,7 @@ def findings(posterior: Fitted) -> Iterator[Finding]:
         yield Finding.of_structure(posterior.structure.described, posterior.why)
         return
     if posterior.untuned:
-        yield Finding.of_placeholders()
+        yield Finding.of_untuned()
     yield from _gradient_findings(posterior)
     if posterior.refinement is not None:
         yield Finding.of_refinement(posterior.refinement)
@@ -50,7 +50,7 @@ def findings(posterior: Fitted) -> Iterator[Finding]:
     validated = _validated(posterior)
     yield from Finding.of_average(posterior.estimate.in_expectation, validated)
     yield Finding.of_effective_dimension(dimension_by_layer(posterior))
-    seen = None if posterior.source is None or not posterior.history else posterior.source.first_here()
+    seen = None if posterior.source is None or not posterior.history else posterior.source.first_on_rank()
     if seen is not None:
         yield Finding.of_training_check(*training_check(posterior, *seen), validated)
     yield from Finding.of_found_groups(prior.group_names, prior.reasons)
@@ -63,7 +63,7 @@ def findings(posterior: Fitted) -> Iterator[Finding]:
     yield Finding.of_fisher(posterior.fisher.described)
     if posterior.averages_functions and posterior.readout.link == DEFAULT:
         yield Finding.of_functions(posterior.linearised.k, posterior.n_functions)
-    yield from Finding.of_loose(_loose(posterior))
+    yield from Finding.of_tensors_without_rule(_tensors_without_rule(posterior))
     linearised = posterior.linearised
     yield Finding.of_rows(tuple(linearised.ruled), linearised.rest.names, linearised.vectorised)
 
@@ -157,7 +157,7 @@ def _dimension_by_group(posterior: Fitted) -> dict[str, tuple[float, int]]:
     return {n: (g, int(p)) for n, g, p in zip(posterior.prior.group_names, gamma, sizes, strict=True)}
 
 
-def _loose(posterior: Fitted) -> list[tuple[str, str]]:
+def _tensors_without_rule(posterior: Fitted) -> list[tuple[str, str]]:
     """Tensors without a Kronecker rule, and how each was treated."""
     if not posterior.structure.whole_tensors or not isinstance(posterior.curvature, BlockDiagonalCurvature):
         return []

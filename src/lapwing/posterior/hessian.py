@@ -12,7 +12,7 @@ import torch
 from lapwing._types import Float, Tensor
 from lapwing.curvature import Estimate, Full
 from lapwing.data import ModelInput
-from lapwing.data.targets import observed
+from lapwing.data.targets import encoded_batches
 from lapwing.errors import NumericalError, StructureError
 from lapwing.operators import DenseCurvature
 from lapwing.posterior import Posterior
@@ -84,12 +84,13 @@ def exact_hessian(posterior: Posterior, data: Any, *, progress: bool | None = No
         )
     H = torch.zeros(p, p, dtype=torch.float64, device=posterior.linearised.network.device)
     with random_state_kept():
-        for x, y in observed(batches, posterior.likelihood, posterior.sites, progress=progress):
+        for x, y in encoded_batches(batches, posterior.likelihood, posterior.sites, progress=progress):
             H += _of_batch(posterior, x, y)
     return ExactHessian(posterior, (H + H.T) / 2)
 
 
 def _of_batch(posterior: Posterior, x: ModelInput, y: Tensor) -> Float[Tensor, "p p"]:
+    """−κ ∇²_θ Σ log p of one batch (p, p), row by row with double backward."""
     layout = posterior.layout
     inferred = slice(None) if layout.selection is None else layout.selection
     # Fused attention kernels have no second derivative.
@@ -106,6 +107,7 @@ def _entries(gradient: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> Ten
 
 
 def _flat_gradient(scalar: Tensor, leaves: Sequence[Tensor]) -> Float[Tensor, " p"]:
+    """∂ scalar/∂θ (p,) in float64; zero where the graph does not reach a tensor."""
     if not scalar.requires_grad:
         return torch.cat([torch.zeros_like(p, dtype=torch.float64).reshape(-1) for p in leaves])
     second = torch.autograd.grad(scalar, leaves, retain_graph=True, allow_unused=True)

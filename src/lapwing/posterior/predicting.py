@@ -106,6 +106,7 @@ def _by_gaussian(posterior: Fitted, frame: Frame, x: ModelInput) -> Prediction:
 
 
 def _by_bnn(posterior: Fitted, frame: Frame) -> _OfPiece:
+    """f(x; θ_s) for sampled weights θ_s ~ N(μ, P⁻¹) in the network itself."""
     if posterior.refinement is not None:
         raise StructureError(
             'predictive="bnn" is not defined for a refined posterior: its mean is one of the linear model, and the '

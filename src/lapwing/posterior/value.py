@@ -14,16 +14,17 @@ from lapwing import predictive, priors
 from lapwing._types import Float, Tensor
 from lapwing.curvature import Estimate, Sampled, Structure, estimate
 from lapwing.data import Batches, ModelInput
-from lapwing.data.targets import observed
+from lapwing.data.targets import encoded_batches
 from lapwing.errors import InputTypeError, NumericalError, StructureError, warn
 from lapwing.likelihoods import Gaussian, Likelihood, Sites
 from lapwing.linear_model import Expansion, in_fixed_order
 from lapwing.operators import SeparatePrecision
 from lapwing.posterior import writing
-from lapwing.posterior.described import in_short
+from lapwing.posterior.described import summary
 from lapwing.posterior.diagnosis import Diagnosis
 from lapwing.posterior.findings import findings
 from lapwing.posterior.fitted import Fitted
+from lapwing.posterior.influence import Influence, influence
 from lapwing.posterior.predicting import predicted
 from lapwing.posterior.sampling import copy_deviations
 from lapwing.posterior.views import FunctionDraws, JointOutputs, Outputs
@@ -40,8 +41,8 @@ def passes_over(
 ) -> Callable[[], Iterable[tuple[ModelInput, Tensor]]]:
     """(x, encoded y) for an estimator; in a fixed order for structures that make several passes."""
     if structure.by_products:
-        return partial(observed, in_fixed_order(data), likelihood, sites, progress=False)
-    return partial(observed, data, likelihood, sites, progress=progress)
+        return partial(encoded_batches, in_fixed_order(data), likelihood, sites, progress=False)
+    return partial(encoded_batches, data, likelihood, sites, progress=progress)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -70,6 +71,15 @@ class Posterior(Fitted):
             )
         eye = torch.eye(self.layout.p, dtype=torch.float64, device=self.linearised.network.device)
         return self.precision.solve(eye).to(self.dtype)
+
+    @plain_tensors()
+    def influence(self, train: Any, test: Any = None, *, progress: bool | None = None) -> Influence:
+        """Which of these data hold predictions up: what leaving each of them out would change, in closed form.
+
+        `test`: inputs of one batch, or (inputs, targets), which adds the change of their log likelihood. Without it,
+        each datum's effect on its own prediction: mislabelled ones stand out in `log_lik`.
+        """
+        return influence(self, train, test, progress)
 
     # --- the Gaussian over outputs, and predictions ----------------------------------------------
 
@@ -272,7 +282,7 @@ class Posterior(Fitted):
         )
 
     def __repr__(self) -> str:
-        return in_short(self)
+        return summary(self)
 
     def __dir__(self) -> list[str]:
         """Public methods and fields only."""
@@ -286,6 +296,7 @@ _PUBLIC = {
     "effective_dimension",
     "evidence",
     "functions",
+    "influence",
     "history",
     "joint_outputs",
     "layout",

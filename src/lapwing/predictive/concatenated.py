@@ -31,7 +31,7 @@ def concatenated(parts: Sequence[Any], sizes: Sequence[int]) -> Prediction:
     # Sequences of different lengths can be padded; other shapes cannot be joined.
     if len(shapes) > 1:
         if isinstance(first, ClassPrediction) and all(len(shape) == 2 for shape in shapes):
-            return _of_different_lengths(parts, sizes)
+            return _padded_to_longest(parts, sizes)
         raise ShapeError(
             f"predict: batches gave outputs of different shapes, such as {min(shapes)} and {max(shapes)} for a datum, "
             "which do not go into one prediction. Predict batch by batch."
@@ -68,13 +68,13 @@ def _datum_shape(part: Any) -> tuple[int, ...]:
     return () if values is None else tuple(values.shape[1:])
 
 
-def _of_different_lengths(parts: Sequence[ClassPrediction], sizes: Sequence[int]) -> ClassPrediction:
+def _padded_to_longest(parts: Sequence[ClassPrediction], sizes: Sequence[int]) -> ClassPrediction:
     """(n, T, K) padded to the largest number of positions T; padded positions have probability zero."""
     longest = max(parts, key=lambda part: part.log_probs.shape[1])
     t, ignored = longest.log_probs.shape[1], longest.ignore_index
 
     def joined(values: Sequence[Tensor], fill: float) -> Tensor:
-        return torch.cat([_lengthened(value, t, fill) for value in values])
+        return torch.cat([_padded(value, t, fill) for value in values])
 
     def density(part: ClassPrediction, y: Any) -> Tensor:
         labels, own = torch.as_tensor(y), part.log_probs.shape[1]
@@ -84,7 +84,7 @@ def _of_different_lengths(parts: Sequence[ClassPrediction], sizes: Sequence[int]
             raise InputError(
                 f"log_prob: some data have {own} positions, and labels beyond them. Label those ignore_index={ignored}."
             )
-        return _lengthened(part.log_density(labels[:, :own]), t, 0.0)
+        return _padded(part.log_density(labels[:, :own]), t, 0.0)
 
     # `present` marks the real positions, for `label` and for the error of `distribution`.
     there = [torch.ones(part.log_probs.shape[:2], dtype=torch.bool, device=part.log_probs.device) for part in parts]
@@ -100,7 +100,7 @@ def _of_different_lengths(parts: Sequence[ClassPrediction], sizes: Sequence[int]
     )
 
 
-def _lengthened(v: Tensor, t: int, fill: float) -> Tensor:
+def _padded(v: Tensor, t: int, fill: float) -> Tensor:
     """Pad (n, T', …) to (n, T, …)."""
     return torch.cat([v, v.new_full((len(v), t - v.shape[1], *v.shape[2:]), fill)], 1)
 

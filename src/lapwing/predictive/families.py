@@ -135,6 +135,8 @@ def _(likelihood: HeteroscedasticGaussian, f: Tensor, frame: Frame) -> Predictio
 def _normal_mixture(
     likelihood: Likelihood, means: Tensor, stds: Tensor, frame: Frame, shaped: Callable[[Tensor], Tensor]
 ) -> Prediction:
+    """1/S Σ_s N(m_s, σ_s²): epistemic = Var m_s, aleatoric = mean of σ_s²."""
+
     def log_density(y: Any) -> Tensor:
         encoded = likelihood.encode(y, frame.sites, means.shape[1]).to(means).reshape(means.shape[1:])
         each = td.Normal(means, stds, validate_args=False).log_prob(encoded).sum(-1)
@@ -194,6 +196,7 @@ def _poisson_mixture(
     epistemic: Tensor,
     log_density: Callable[[Any], Tensor],
 ) -> Prediction:
+    """Σ_s w_s Poisson(e^{f_s}); the aleatoric variance of a count equals its mean."""
     rates = f.exp() * likelihood.exposure
     components = td.Poisson(_components(frame.outputs, rates), validate_args=False)
     mixing = td.Categorical(probs=weights.to(frame.dtype).expand(components.batch_shape), validate_args=False)
@@ -267,6 +270,8 @@ def _bernoulli(
     expect: Callable[[Callable[[Tensor], Tensor]], Tensor],
     frame: Frame,
 ) -> Prediction:
+    """Predictions from log p(1), log p(0) and expectations of functions of the logit."""
+
     def log_density(y: Any) -> Tensor:
         encoded = likelihood.encode(y, frame.sites, len(log_p1)).to(log_p1)
         return frame.labels((encoded * log_p1 + (1 - encoded) * log_p0).sum(-1))

@@ -87,6 +87,7 @@ class ClosedForm(Link):
         return self.probs(m, cov).log()
 
     def binary(self, m: Tensor, v: Tensor, *, n_draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """log σ(± m / √(1 + π/8 v)), the binary probit approximation."""
         if not self.has_binary_form:
             raise StructureError(
                 f'link="{self.name}" needs two or more logits per label; for one logit use "quadrature" or "probit".'

@@ -174,6 +174,7 @@ def noisy_root(cov: Tensor, noise_var: Tensor) -> Tensor:
 
 
 def _check_rounding_only(eigenvalues: Tensor) -> None:
+    """Raise if eigenvalues are more negative than rounding explains: then `cov` is not a covariance."""
     smallest, largest = eigenvalues[..., 0], eigenvalues[..., -1]
     # The Jacobian of a float32 network has float32 rounding errors, whatever the dtype of the covariance.
     rounding = 8 * eigenvalues.shape[-1] * torch.finfo(torch.float32).eps

@@ -153,6 +153,7 @@ def tensors_together(
     reasons: tuple[str, ...] = (),
 ) -> GaussianPrior:
     """One precision per named set of tensors. The sets partition the tensors of the layout."""
+    # Group per tensor, repeated for each of its entries: no loop over parameters.
     group_of = {tensor: g for g, tensors in enumerate(groups.values()) for tensor in tensors}
     sizes = torch.tensor([layout[name].stop - layout[name].start for name in layout.names])
     index = torch.repeat_interleave(torch.tensor([group_of[name] for name in layout.names]), sizes)
@@ -161,6 +162,7 @@ def tensors_together(
 
 def regrouped(prior: GaussianPrior, fresh: GaussianPrior) -> GaussianPrior:
     """`prior` with the groups of `fresh`; a new group gets the geometric mean of its parameters' precisions."""
+    # Precisions act on a log scale: the geometric mean keeps log det P₀.
     logs = fresh.P0.group_sums(prior.P0.diagonal.detach().log()) / fresh.P0.sizes
     return replace(fresh, precisions=logs.exp(), mean=prior.mean)
 

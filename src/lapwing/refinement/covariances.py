@@ -84,6 +84,7 @@ class FunctionFactor(Factor):
 
     @cached_property
     def _L(self) -> Float[Tensor, "mk mk"]:
+        """Cholesky factor of B = I + Sᵀ K S (mk, mk)."""
         m, c, k = self.S.shape
         B = torch.einsum("mck,mcb->mkb", self.S, self._KS.reshape(m, c, m * k)).reshape(m * k, m * k)
         # The eigenvalues of B are at least 1, so this fails only if the kernel itself is lost in rounding.

@@ -85,13 +85,14 @@ def _constant_curvature(posterior: Posterior) -> bool:
 
 
 def _found(posterior: Posterior, source: CountedPasses, most_floats: int, adam: Adam | None) -> Found:
+    """θ_* by the solver that memory and sizes allow."""
     start = Expansion(posterior.linearised.theta, posterior.estimate.statistics, follows=False)
     if (
         not distributed.is_distributed()
         and posterior.n_data * posterior.linearised.k * posterior.layout.p <= most_floats
     ):
         model = gathered(posterior, source)
-        return found_in_memory(model, posterior) if adam is None else _by_adam(_problem(model), posterior, start, adam)
+        return mode_in_memory(model, posterior) if adam is None else _by_adam(_problem(model), posterior, start, adam)
     # Ranks store at most J of their own data, and all-reduce products with it.
     data = design(posterior.linearised, source, n=posterior.n_data, most_floats=most_floats)
     if isinstance(data, StoredDesign):
@@ -104,15 +105,15 @@ def _found(posterior: Posterior, source: CountedPasses, most_floats: int, adam: 
     return _by_conjugate_gradients(problem, posterior, start)
 
 
-def found_in_memory(model: LinearModel, posterior: Posterior) -> Found:
+def mode_in_memory(model: LinearModel, posterior: Posterior) -> Found:
     """θ_* from a Jacobian in memory: by factorisation, or by conjugate gradients if both sides are large."""
     if min(model.p, model.n_outputs) <= _MOST_SOLVED:
-        return found_by_newton(model)
+        return mode_by_newton(model)
     start = Expansion(model.theta, model.statistics(model.f), follows=False)
     return _by_conjugate_gradients(_problem(model), posterior, start)
 
 
-def found_by_newton(model: LinearModel) -> Found:
+def mode_by_newton(model: LinearModel) -> Found:
     """In weight space or function space, whichever is smaller."""
     solve: Callable[[LinearModel], Mode] = mode_in_functions if model.n_outputs < model.p else mode_in_weights
     mode = solve(model)
@@ -144,6 +145,7 @@ def _by_conjugate_gradients(problem: Problem, posterior: Posterior, start: Expan
 
 
 def _by_adam(problem: Problem, posterior: Posterior, start: Expansion, adam: Adam) -> Found:
+    """The published procedure: full-batch Adam on the negative log joint density."""
     theta = start.theta.clone()
     optimiser = torch.optim.Adam([theta], lr=adam.lr)
     statistics = start.statistics

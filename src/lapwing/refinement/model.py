@@ -139,6 +139,7 @@ Rows = tuple[Float[Tensor, "n k"], Float[Tensor, "n k p"], Tensor]  # f, J and y
 
 
 def _in_place(posterior: Posterior, source: Source) -> tuple[Tensor, Tensor, Tensor, slice]:
+    """f (n, k), J (n, k, p) and targets of all data on a single process."""
     linearised, n = posterior.linearised, posterior.n_data
     k, p, device = linearised.k, linearised.layout.p, linearised.network.device
     f = torch.empty(n, k, dtype=torch.float64, device=device)
@@ -156,6 +157,7 @@ def _in_place(posterior: Posterior, source: Source) -> tuple[Tensor, Tensor, Ten
 
 
 def _over_ranks(posterior: Posterior, source: Source) -> tuple[Tensor, Tensor, Tensor, slice]:
+    """The same, gathered from all ranks; the slice marks the data of this rank."""
     own = list(_batches(posterior, source))
     numbers = distributed.gathered(sum(len(y) for *_, y in own))
     check_number(sum(numbers), posterior.n_data)

@@ -50,6 +50,7 @@ class VariationalProblem:
     def _iterate(
         self, theta: Float[Tensor, " p"], curvature: Float[Tensor, "m c c"], factor: Factor
     ) -> GaussianIterate:
+        """The Gaussian with mean θ and precision `factor`, with its expectations and ELBO."""
         model, V = self.model, factor.term_covariances()
         found = self.expect(model.likelihood, model.y, model.outputs(theta), V)
         moments = found.scaled(model.likelihood_scale)

@@ -18,7 +18,7 @@ from lapwing.posterior import Posterior, Readout
 from lapwing.refinement.covariances import Covariance, root_of
 from lapwing.refinement.curvature import PrecomputedRoots
 from lapwing.refinement.expectations import expectation
-from lapwing.refinement.laplace import found_in_memory
+from lapwing.refinement.laplace import mode_in_memory
 from lapwing.refinement.model import LinearModel, gathered
 from lapwing.refinement.passes import CountedPasses
 from lapwing.refinement.sampled import SampledSteps, take_steps
@@ -103,7 +103,7 @@ def _optimised(
     if isinstance(steps, SampledSteps):
         start = problem.iterate(model.theta, model.hessian(model.f))
         return None, take_steps(problem, start, steps, generator=generator)
-    mode = found_in_memory(model, posterior)
+    mode = mode_in_memory(model, posterior)
     start = problem.iterate(mode.theta, model.hessian(model.outputs(mode.theta)))
     return mode.expansion, ascend(problem, start, steps)
 

@@ -44,6 +44,7 @@ def _tensor(name: str, tensor: Tensor) -> Described:
 
 
 def _difference(saved: Any, here: Described) -> str | None:
+    """The first difference between two descriptions of networks, as a clause of an error message."""
     if not isinstance(saved, dict) or saved.keys() != here.keys():
         return "the file does not describe its model"
     old, new = saved["tensors"], here["tensors"]

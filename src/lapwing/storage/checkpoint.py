@@ -244,6 +244,7 @@ class Checkpoint(PassCheckpoint):
 
 
 def _digest(before: str, pair: tuple[ModelInput, Tensor]) -> str:
+    """Hash of all tensors of a batch, chained to the hash of the batches before."""
     # A running hash over batches, so that data of any size are compared in constant memory.
     total = hashlib.sha256(before.encode())
     x, y = pair

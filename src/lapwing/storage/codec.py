@@ -61,6 +61,7 @@ class Encoder:
     _known: dict[tuple[Any, ...], tuple[Tensor, Node]] = field(default_factory=dict)
 
     def encode(self, value: Any, path: str) -> Node:
+        """The JSON node of a value; tensors go to `tensors` under `path`."""
         if value is None or isinstance(value, bool | int | str):
             return value
         if isinstance(value, float):
@@ -119,6 +120,7 @@ class Decoder:
     used: set[str] = field(default_factory=set)
 
     def decode(self, node: Node, device: torch.device) -> Any:
+        """The value of a JSON node, with tensors on `device`."""
         if node is None or isinstance(node, bool | int | str | float):
             return node
         if isinstance(node, list):
@@ -181,6 +183,7 @@ class Decoder:
         return {name: self.decode(item, device) for name, item in node["named"].items()}
 
     def _object(self, node: Node, device: torch.device) -> Any:
+        """Build a dataclass after checking the names and types of all fields."""
         name = self._known(node["is"], self.table.entries)
         entry, given = self.table.entries[name], node["with"]
         kind = entry.form or entry.kind

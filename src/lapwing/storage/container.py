@@ -94,6 +94,7 @@ def can_hold(dtype: torch.dtype) -> bool:
 
 
 def _header(content: Content) -> bytes:
+    """The header with offsets, document and hashes, padded to a multiple of 8 bytes."""
     entries: dict[str, Any] = {}
     end = 0
     for name, tensor in content.tensors.items():
@@ -116,6 +117,7 @@ def _header(content: Content) -> bytes:
 
 
 def _read_header(file: IO[bytes], size: int) -> tuple[dict[str, Any], int]:
+    """The parsed header and the offset of the data; version first, then the header's own hash."""
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or not 2 <= length <= size - 8:
         raise StorageError(f"its {size} bytes do not contain a complete header.")

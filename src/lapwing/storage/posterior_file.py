@@ -216,6 +216,7 @@ class _Shortcuts:
         return cls(**values)
 
     def on(self, network: Network) -> Linearised:
+        """The Linearised for this network; raises if a layer rule or parameter is missing."""
         for name, shape in zip(self.layout.names, self.layout.shapes, strict=True):
             if name not in network.tensors or name in network.buffers or tuple(network.tensors[name].shape) != shape:
                 raise StorageError(f"the model has no parameter '{name:.80}' of shape {shape}.")

@@ -112,7 +112,7 @@ class Objective(BatchLoss):
         """
         batches = None if data is None else as_batches(data, columns=self.columns)
         if batches is not None:
-            self.look_at(batches.first_of_all()[0])
+            self.look_at(batches.first_on_any_rank()[0])
         if self.few is None:
             raise InputError(
                 "posterior() linearises the network at some inputs, and this objective has seen none yet. Call it on a "

@@ -26,7 +26,7 @@ def prepared(what: str, make: Callable[..., Any], given: dict[str, Any]) -> tupl
     stream = Stream.of(given["data"], Columns.of(given["inputs"], given["targets"]), given["batch_size"])
     n_data = given["n_data"]
     n_data = sum(distributed.gathered(stream.n_data())) if n_data is None else counted("n_data", n_data, "datum")
-    x, y = stream.batches.first_of_all()
+    x, y = stream.batches.first_on_any_rank()
     loss: BatchLoss = make(
         unwrapped(model),
         given["likelihood"],

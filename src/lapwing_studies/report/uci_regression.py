@@ -17,8 +17,9 @@ from lapwing_studies.report.study import StudyPage, write_picture
 from lapwing_studies.report.tables import Cell, Table
 from lapwing_studies.report.template import Headline
 from lapwing_studies.reproduce.published import MC_DROPOUT
-from lapwing_studies.reproduce.uci_regression import LINEAR, LINEARISED, MAP, MEAN_FIELD, SAMPLED, UciRegressionRecord
+from lapwing_studies.reproduce.uci_regression import LINEAR, LINEARISED, MEAN_FIELD, SAMPLED, UciRegressionRecord
 from lapwing_studies.reproduce.uci_regression_claims import claims, mean_and_error, sets, values
+from lapwing_studies.reproduce.uci_regression_methods import MAP
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

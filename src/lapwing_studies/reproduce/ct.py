@@ -24,6 +24,7 @@ from lapwing_studies.reproduce.ct_methods import (
     linearised,
     with_dropout,
 )
+from lapwing_studies.reproduce.ct_others import JOBS, OtherRun
 from lapwing_studies.reproduce.folder import DataFolder
 from lapwing_studies.reproduce.study import Study, done
 
@@ -82,14 +83,15 @@ class CtRecord(TypedDict):
     effort: str
     tier: dict[str, Any]
     runs: list[CtRun]
+    others: list[OtherRun]
 
 
 def run(study: Study) -> CtRecord:
     tier = TIERS[study.effort.name]
     jobs = [CtJob(study.folder, tier, i, *setting) for setting in tier.settings for i in range(tier.n_images)]
-    return CtRecord(
-        study="ct", effort=study.effort.name, tier=json.loads(json.dumps(asdict(tier))), runs=done(study, jobs)
-    )
+    described = json.loads(json.dumps(asdict(tier)))
+    others = done(study, JOBS[study.effort.name])
+    return CtRecord(study="ct", effort=study.effort.name, tier=described, runs=done(study, jobs), others=others)
 
 
 @dataclass(frozen=True)

@@ -67,8 +67,8 @@ class Scored:
 def linearised(post: lw.imaging.ImagingPosterior, truth: Tensor) -> Scored:
     """A posterior with its image-noise correction."""
     q = post.corrected()
-    full, pixels, patches = q.log_prob(truth), q.log_prob(truth, patch=1), q.log_prob(truth, patch=4)
-    return Scored(q.mean, q.std, float(full), float(pixels), float(patches), q.noise_std)
+    full, pixels, patches = (float(q.log_prob(truth, patch=side)) for side in (None, 1, 4))
+    return Scored(q.mean, q.std, full, pixels, patches, q.noise_std)
 
 
 def deterministic(mean: Tensor, variance: float, truth: Tensor, noise_std: float) -> Scored:

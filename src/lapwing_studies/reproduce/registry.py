@@ -19,7 +19,9 @@ ANTORAN_2023 = "Antorán et al. (2023)"
 DAXBERGER = "Daxberger et al. (2021)"
 FOONG = "Foong et al. (2019)"
 IMMER = "Immer, Korzepa and Bauer (2021)"
-LINEARISED_DIP = "Antorán et al. (2022), tomography"
+LINEARISED_DIP = "Antorán, Barbano et al. (2022)"
+MARGLIK = "Immer, Bauer, Fortuin, Rätsch and Khan (2021)"
+UNLU = "Unlu and Aitchison"
 TUTORIAL = "Hernández-Lobato, tutorial"
 OWN = "a goal of Lapwing"
 
@@ -101,6 +103,10 @@ STUDIES = (
     Entry("sampled-laplace", "the full GGN by sampling-based EM", ANTORAN_2023, EITHER, "sampled",
           _tiers(Cost(1, MINUTES), Cost(1, "an hour"))),
     Entry("ct", "error bars of reconstructed images", LINEARISED_DIP, FOLDER, "ct",
+          _tiers(Cost(1, MINUTES), Cost(1, HOURS), Cost(1, DAYS))),
+    Entry("variational-laplace", "training by Variational Laplace, mean field and MAP over temperatures", UNLU, EITHER,
+          "variational", _tiers(Cost(1, MINUTES), Cost(3, HOURS), Cost(3, DAYS))),
+    Entry("marglik", "training with the evidence against a grid of priors", MARGLIK, EITHER, "marglik",
           _tiers(Cost(1, MINUTES), Cost(1, HOURS), Cost(1, DAYS))),
     Entry("fisher", "exact or sampled curvature", OWN, EITHER, "fisher",
           _tiers(Cost(1, MINUTES), Cost(1, HALF_HOUR))),

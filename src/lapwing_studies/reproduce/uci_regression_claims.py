@@ -9,12 +9,12 @@ from lapwing_studies.reproduce.claims import Claim, at_least
 from lapwing_studies.reproduce.uci_regression import (
     GAPS,
     LINEAR,
-    MAP,
     MEAN_FIELD,
     SAMPLED,
     SMALL,
     UciRegressionRecord,
 )
+from lapwing_studies.reproduce.uci_regression_methods import MAP
 
 TUNINGS = ("evidence", "validation")
 

@@ -56,7 +56,7 @@ class Block(ABC):
 
     @property
     def attached(self) -> bool:
-        """Whether the entries are differentiable in the network's inputs."""
+        """Whether the entries have an autograd graph to the network's inputs."""
         return False
 
     @property
@@ -171,6 +171,7 @@ def padded(tensor: Tensor, r: int, axis: int) -> Tensor:
     missing = r - tensor.shape[axis]
     if not missing:
         return tensor
+
     shape = list(tensor.shape)
     shape[axis] = missing
     return torch.cat([tensor, tensor.new_zeros(shape)], dim=axis)

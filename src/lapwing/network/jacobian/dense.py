@@ -77,6 +77,7 @@ class DenseBlock(Block):
         return replace(self, where=slice(self.where.start + offset, self.where.stop + offset))
 
     def concatenated(self, others: Sequence[Block]) -> DenseBlock:
+        # `parts`, as other batches may have stored the same columns as factors (see `Block.kept`).
         rest = (torch.cat(other.parts(), -1).to(self.values) for other in others)
         return replace(self, values=torch.cat([self.values, *rest]))
 

@@ -32,6 +32,7 @@ class EmbeddingBlock(Block):
         """From gradients at every position: gradients of positions with the same token are summed."""
         ordered, order = tokens.sort(dim=1)
         new = torch.zeros_like(ordered)
+        # Number distinct tokens by sorting: a new slot starts where a sorted token differs from its predecessor.
         new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
         slot = torch.empty_like(order).scatter_(1, order, new.cumsum(1))  # equal tokens get the same slot
         distinct = torch.zeros_like(tokens).scatter_(1, slot, tokens)
@@ -146,6 +147,7 @@ class EmbeddingBlock(Block):
         n, c, _, d = self.g.shape
         if not len(kept):
             return self.g.new_zeros(n, c, 0, dtype=torch.float64)
+        # Tokens that are not in `kept` find some other one: their gradients are masked.
         at = torch.searchsorted(kept, self.tokens.contiguous()).clamp(max=len(kept) - 1)
         g = self.g.double() * (kept[at] == self.tokens)[:, None, :, None]
         dense = torch.zeros(n, c, len(kept), d, dtype=torch.float64, device=self.g.device)

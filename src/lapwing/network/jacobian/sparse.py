@@ -42,8 +42,9 @@ class SparseBlock(Block):
         if block.one_position or (c + 1) * s > (1 - _LEAST_SAVED) * c * q * o * r:
             return block
         datum, place = there.nonzero(as_tuple=True)
+        # `nonzero` lists the entries datum by datum: subtract the number of entries of earlier data.
         slot = torch.arange(len(datum), device=g.device) - (counts.cumsum(0) - counts)[datum]
-        at = torch.zeros(n, s, dtype=torch.int32, device=g.device)
+        at = torch.zeros(n, s, dtype=torch.int32, device=g.device)  # int32 halves the memory of the indices
         values = g.new_zeros(n, c, s)
         at[datum, slot] = place.int()
         found = (torch.arange(s, device=g.device) < counts[:, None])[:, None]

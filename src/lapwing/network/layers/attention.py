@@ -182,7 +182,7 @@ def _projected(
 
 
 def _keep(calls: Calls, x: Tensor, s: Tensor, name: str) -> None:
-    if s.requires_grad or calls.attached:  # else it belongs to a frozen map of inputs that depend on nothing inferred
+    if s.requires_grad or calls.attached:  # else the map is frozen, and so is all before it
         calls.keep(x, s, of=name)
 
 

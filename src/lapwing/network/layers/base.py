@@ -29,12 +29,12 @@ class Calls:
     maps: list[str] = field(default_factory=list)
     prepared: list[Tensor] = field(default_factory=list)  # inputs after DirectRule.prepared
     open: bool = True  # whether calls are still recorded
-    attached: bool = False  # whether blocks are to be differentiable in the network's inputs
+    attached: bool = False  # whether blocks must be differentiable with respect to the network's inputs
 
     def keep(self, x: Tensor, output: Tensor, of: str = "") -> None:
         if self.open:
             self.inputs.append(x if self.attached else x.detach())
-            if self.attached and not output.requires_grad:  # nothing differentiable goes in: weights have no graph
+            if self.attached and not output.requires_grad:  # the input does not depend on x, and weights have no graph
                 output.requires_grad_()
             self.outputs.append(output)
             self.maps.append(of)

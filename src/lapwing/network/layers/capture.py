@@ -19,7 +19,7 @@ from lapwing.network.parameters import ParamLayout
 def recording(modules: Mapping[str, nn.Module], *, attached: bool = False) -> Iterator[dict[str, Calls]]:
     """Record every call of the given modules, which are borrowed, while the context is open.
 
-    `attached`: what is recorded keeps its graph, for blocks that are differentiable in the network's inputs.
+    `attached`: inputs keep their graph, for blocks that are differentiable with respect to the network's inputs.
     """
     calls = {}
     for path, module in modules.items():
@@ -38,6 +38,7 @@ def captured_blocks(
     calls: Mapping[str, Calls], layout: ParamLayout, f: Tensor, cotangents: Tensor
 ) -> dict[str, list[Block]]:
     """Blocks for every recorded module: one backward pass per column of the cotangents (n, K, c)."""
+    # Checked for every batch: a mixture of experts may route all of the first data through a layer, but not later ones.
     for path, record in calls.items():
         _check_divided(path, record, len(f))
     outputs = [output for record in calls.values() for output in record.outputs]
@@ -60,10 +61,9 @@ def _check_divided(path: str, record: Calls, n: int) -> None:
     if not record.divide(n):
         shapes = ", ".join(str(tuple(x.shape)) for x in record.inputs)
         raise ModelError(
-            f"Layer '{path}' was given inputs of shape {shapes} for {n} data: some go past it (a mixture of experts?), "
-            "and its rows cannot be told apart by datum. The first data all went through it, so it was taken for a "
-            "layer of all data. Let the first three data take different ways (shuffle them), or leave the layer out "
-            "with params=[...]."
+            f"Layer '{path}' was called with inputs of shape {shapes} for {n} data: some data skip it (a mixture of "
+            "experts?), so its inputs cannot be split by datum. The rule check saw only data that use it: shuffle the "
+            "data so that the first three are routed differently, or exclude the layer with params=[...]."
         )
 
 
@@ -80,7 +80,7 @@ def pulled_back(f: Tensor, outputs: list[Tensor], column: Tensor, *, attached: b
 
 
 def vjp(f: Tensor, sources: Sequence[Tensor], u: Tensor, *, attached: bool = False) -> tuple[Tensor | None, ...]:
-    """uᵀ ∂f/∂s for every source s; None where f does not depend on it. `attached`: with a graph of their own.
+    """uᵀ ∂f/∂s for every source s, None if f does not depend on s. `attached`: the results are differentiable.
 
     Computed as the gradient of u · f: with `grad_outputs=u`, torch imports sympy (80 MB) to check the shape of u.
     """

@@ -78,6 +78,7 @@ class TransposedConvolutionRule(_Divided):
         padding: list[int] = []
         for axis in reversed(range(d)):  # F.pad counts from the last axis
             x = _with_zeros_between(x, axis - d, module.stride[axis])
+            # F.pad with a negative number crops, as padding of a transposed convolution does.
             edge = module.dilation[axis] * (module.kernel_size[axis] - 1) - int(module.padding[axis])
             padding += [edge, edge + module.output_padding[axis]]
         x = F.pad(x, padding)

@@ -138,7 +138,7 @@ def _patch_sums(x: Tensor, window: Window) -> tuple[Tensor, Tensor, int]:
     width = x.shape[3] + sum(window.zeros[2:])
     n_columns = (width - window.spans()[1]) // window.stride[1] + 1
     k = columns * channels
-    dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+    dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype  # half precision is too short
     A, total = x.new_zeros(rows, rows, k, k, dtype=dtype), x.new_zeros(rows, k, dtype=dtype)
     step = max(1, _CACHED_FLOATS // (x.shape[2] * n_columns * k))
     for images in x.to(dtype).split(step):
@@ -190,6 +190,8 @@ def _add_row_products_(A: Tensor, strips: Tensor, window: Window, n_rows: int) -
             for row in range(last + 1):
                 A[row, row + shift] += product(row * d, row * d + n_rows, shift * d)
             continue
+        # Row r of the kernel sees image rows r d … r d + n_rows. `common` is the part that all r share; `upper` and
+        # `lower` add the rows before and after it, row by row.
         common = product(last * d, n_rows, shift * d)
         upper: Tensor | float = common
         lower: Tensor | float = 0.0

@@ -74,6 +74,7 @@ class DataJacobian:
 
     def mv(self, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
         """J v for every datum."""
+        # `closing`: an error in the loop must release the borrowed model now, not at garbage collection.
         with closing(self.pieces()) as pieces:
             return torch.cat([piece.mv(v) for piece in pieces], dim=1)
 

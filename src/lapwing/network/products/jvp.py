@@ -129,7 +129,7 @@ def double_reverse(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n 
     with linearised.network.plain_attention():
         leaves = {n: linearised.network.tensors[n].detach().requires_grad_() for n in linearised.layout.names}
         f = linearised.flat(linearised.network(trace.x, leaves), trace.x.n)
-        u = torch.zeros_like(f, requires_grad=True)
+        u = torch.zeros_like(f, requires_grad=True)  # its value does not matter: Jᵀu is linear in u
         pulled = torch.autograd.grad(f, list(leaves.values()), u, create_graph=True, allow_unused=True)
         pushed = []
         for row in v:

@@ -22,6 +22,7 @@ def choose_vjp(linearised: Linearised, x: ModelInput) -> Vjp:
     few = x.rows(slice(0, min(2, x.n)))
     device = linearised.network.device
     totals = torch.zeros(2, 2, linearised.layout.p, dtype=torch.float64, device=device)
+    # Deterministic test vectors without symmetries: no random numbers are consumed.
     angles = torch.arange(few.n * linearised.k, dtype=torch.float64, device=device).reshape(few.n, -1)
     u = torch.stack([angles.cos(), angles.sin()])
     with linearised.unrecorded(few) as trace:

@@ -125,6 +125,7 @@ class _Finder:
     def _claim(self, trial: _Trial, names: Names) -> None:
         kind: Kind = "statistical" if trial.moves_statistics(names) else "exact"
         e_jacobian = self.euler.norm(names)
+        # For an exact group J_g θ_g = 0 must also hold at the trained weights in eval mode.
         if kind == "exact" and e_jacobian > _RTOL:
             return
         model = self.trained.network.model

@@ -14,7 +14,7 @@ from lapwing.priors.normalised.calls import NormCall, Treatment, with_batch_stat
 from lapwing.priors.normalised.point import Point, noise
 from lapwing.priors.normalised.writers import Graph
 
-_COTANGENTS = 3
+_COTANGENTS = 3  # random vectors u: all products vanish by chance with probability zero, up to rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +98,7 @@ def _affine(point: Point, calls: Sequence[NormCall], graph: Graph, f: Tensor) ->
     uses = graph.uses(f) if any(call.is_guard for call in calls) else {}
     for path in {call.path for call in calls if call.is_guard}:
         module = point.network.model.get_submodule(path)
-        if any(True for _ in module.children()):
+        if any(True for _ in module.children()):  # a container: its own parameters are not those of a norm
             continue
         for key, p in module.named_parameters(recurse=False):
             name = point.network.aliases[f"{path}.{key}" if path else key]

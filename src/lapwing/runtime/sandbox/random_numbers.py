@@ -1,4 +1,4 @@
-"""The global random states as tensors, to be written down and set again."""
+"""Global random states as tensors, for checkpoints."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 
 def seed_everything(seed: int) -> None:
-    """torch, its accelerators, NumPy and Python; inside `random_state_kept`."""
+    """Seed torch (CPU and accelerators), NumPy and Python. Call it inside `random_state_kept`."""
     torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)
+    np.random.seed(seed % 2**32)  # NumPy accepts 32 bits only
     random.seed(seed)
 
 
 def states_as_tensors() -> dict[str, Any]:
-    """All of them, as tensors and numbers."""
+    """The global random states of torch, CUDA, NumPy and Python as tensors and numbers."""
     name, keys, position, has_gauss, gauss = np.random.get_state()
     version, numbers, gauss_of_python = random.getstate()
     assert name == "MT19937"
@@ -32,7 +32,7 @@ def states_as_tensors() -> dict[str, Any]:
 
 
 def set_states(states: dict[str, Any]) -> None:
-    """Where `states_as_tensors` found them."""
+    """Set the states that `states_as_tensors` returned."""
     torch.set_rng_state(_on_host(states["torch"]))
     if states["cuda"]:
         torch.cuda.set_rng_state_all([_on_host(state) for state in states["cuda"]])

@@ -78,7 +78,7 @@ class ReferenceMapper:
         if func is value.func and args is value.args and all(keywords[k] is v for k, v in value.keywords.items()):
             return value
         own = partial(func, *args, **keywords)
-        own.__dict__.update(value.__dict__)
+        own.__dict__.update(value.__dict__)  # partial objects may have attributes
         return own
 
     def _closure(self, value: FunctionType) -> Any:
@@ -115,7 +115,7 @@ class ReferenceMapper:
         of_tree = [ref() for ref in (value.hooks_dict_ref, *value.extra_dict_ref) if id(ref()) in self.held]
         if not of_tree:
             return value
-        own = object.__new__(RemovableHandle)
+        own = object.__new__(RemovableHandle)  # its constructor would take a new hook id
         own.__dict__.update(value.__dict__)
         own.hooks_dict_ref, *extra = (
             weakref.ref(self(hooks)) if (hooks := ref()) is not None else ref

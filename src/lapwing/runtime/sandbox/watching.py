@@ -44,7 +44,7 @@ def _plain_formula(
 
 
 class PlainNorms(TorchFunctionMode):
-    """Normalisation by its formula: third derivatives of torch's own kernels (2.13) are wrong."""
+    """Computes normalisations by their formulas: third derivatives of torch's kernels are wrong (torch 2.13)."""
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _NORMS.get(func, func)(*args, **(kwargs or {}))

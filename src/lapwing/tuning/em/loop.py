@@ -56,10 +56,10 @@ def tune_by_em(
     The samples stay with the posterior.
     """
     em = _Em.of(posterior, source, settings, linear_mode, noise, most_floats)
-    state = em.started(generator)
+    state = em.initial_state(generator)
     steps, shown = [state.step], bar(range(settings.max_steps), total=settings.max_steps, what="em", progress=progress)
     for _ in shown:
-        state = em.expected(em.maximised(state))
+        state = em.e_step(em.m_step(state))
         steps.append(state.step)
         shown.set_postfix_str(f"log change {state.change:.2g}, residual {state.solved.residual:.1g}")
         if state.change < settings.rtol:
@@ -123,13 +123,13 @@ class _Em:
         data = data if linear_mode else None
         return cls(start, scaling, solver, H, data, free, *scaling.bounds(diagonal), settings)
 
-    def started(self, generator: torch.Generator) -> _State:
+    def initial_state(self, generator: torch.Generator) -> _State:
         draws = self.start.draws
         if draws is None or len(draws.zeta) != self.settings.n_samples:
             draws = self._drawn(generator)
-        return self.expected(_State(self.start, self.scaling, Solved(draws, draws.data, 0.0, 0)))
+        return self.e_step(_State(self.start, self.scaling, Solved(draws, draws.data, 0.0, 0)))
 
-    def expected(self, state: _State) -> _State:
+    def e_step(self, state: _State) -> _State:
         """E-step: mode and samples for the current prior and noise."""
         posterior = state.posterior
         system = System(
@@ -146,7 +146,7 @@ class _Em:
         found = replace(state, posterior=posterior, solved=solved)
         return replace(found, step=self._record(found, share))
 
-    def maximised(self, state: _State) -> _State:
+    def m_step(self, state: _State) -> _State:
         """M-step.
 
         With the random numbers fixed it is a smooth map, so Anderson acceleration applies near the fixed point.
@@ -210,6 +210,7 @@ class _Em:
         return draws.scales * torch.einsum("kp,gkp->g", draws.zeta, state.solved.products) / len(draws.zeta)
 
     def _noise(self, state: _State) -> Float[Tensor, " g"]:
+        """MacKay's update σ² ← κ SSE / (κ n − γ) for each noise level."""
         posterior = state.posterior
         kappa = posterior.likelihood_scale.detach()
         statistics = posterior.estimate.statistics if posterior.expansion is None else posterior.expansion.statistics

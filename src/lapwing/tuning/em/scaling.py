@@ -28,8 +28,8 @@ class Scaling:
         """w = diag H; the initial α of each group keeps its mean log precision."""
         least = _LEAST_WEIGHT * diagonal.mean()
         weights = torch.maximum(diagonal, least)
-        logs = groups.P0.group_sums(weights.log()) / groups.P0.sizes
-        started = groups.with_precisions(groups.precisions.detach() / logs.exp())
+        log_hyperparameters = groups.P0.group_sums(weights.log()) / groups.P0.sizes
+        started = groups.with_precisions(groups.precisions.detach() / log_hyperparameters.exp())
         return cls(started, weights, int((diagonal < least).sum()))
 
     @property

@@ -22,7 +22,7 @@ class SGD:
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        _whole("SGD", "epochs", self.epochs, 1)
+        _check_whole_number("SGD", "epochs", self.epochs, 1)
         if self.lr is not None and not 0 < self.lr < float("inf"):
             raise InputError(f"SGD: lr must be positive, got {self.lr}.")
         if not 0 <= self.momentum < 1:
@@ -56,8 +56,8 @@ class EM:
     g_prior: bool = False
 
     def __post_init__(self) -> None:
-        _whole("EM", "n_samples", self.n_samples, 2)
-        _whole("EM", "max_steps", self.max_steps, 1)
+        _check_whole_number("EM", "n_samples", self.n_samples, 2)
+        _check_whole_number("EM", "max_steps", self.max_steps, 1)
         if not 0 < self.rtol < 1:
             raise InputError(f"EM: rtol must lie between 0 and 1, got {self.rtol}.")
         if not isinstance(self.solver, CG | SGD | Cholesky | None):
@@ -66,7 +66,7 @@ class EM:
             raise InputTypeError(f"EM: g_prior must be True or False, got {self.g_prior!r}.")
 
 
-def _whole(owner: str, name: str, value: object, least: int) -> None:
+def _check_whole_number(owner: str, name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputTypeError(f"{owner}: {name} must be a whole number, got {type(value).__name__} {value!r}.")
     if value < least:

@@ -91,6 +91,7 @@ class Direct(Solver):
 
     @classmethod
     def of(cls, posterior: Posterior, source: Source) -> Direct:
+        """From the posterior's own curvature if that is the full one, else from one more pass over the data."""
         if posterior.structure.exact and not posterior.structure.streams:
             return cls(posterior.estimate.parts)
         found = estimate(
@@ -164,6 +165,7 @@ class ConjugateGradients(Streamed):
     cg: CG | None
 
     def solve(self, start: Start, system: System, *, data_targets: bool) -> Solved:
+        """Solve P x = b − P ζ₀ for the correction x to the initial samples ζ₀."""
         draws, cg = start.draws, self.cg or CG(max_iterations=_MOST_ITERATIONS)
         b = draws.pull(system.P0.diagonal, system.scales)
         products = self.parts_mv(draws.zeta) if start.products is None else start.products

@@ -25,6 +25,7 @@ class StochasticGradients(Streamed):
     n: int  # number of data
 
     def solve(self, start: Start, system: System, *, data_targets: bool) -> Solved:
+        """Epochs over minibatches with a linearly decreasing step length."""
         draws = start.draws
         lr = self.sgd.lr or 0.5 / self._largest_eigenvalue(draws, system)
         descent = _Descent(draws.zeta.clone(), self.sgd)
@@ -52,7 +53,7 @@ class StochasticGradients(Streamed):
         generators: list[torch.Generator] | None,
     ) -> Float[Tensor, "k p"]:
         """Minibatch gradient with targets in the data (redrawn from `generators`), or in the prior."""
-        u = self.H.weighed(piece, piece.mv(z), system.scales)
+        u = self.H.weighted(piece, piece.mv(z), system.scales)
         pull = draws.pull(system.P0.diagonal, system.scales)
         if generators is not None:
             one_hot = torch.eye(self.n_parts, dtype=torch.float64, device=z.device)
@@ -96,6 +97,7 @@ class _Descent:
         return self.z + self.momentum * self.velocity
 
     def step(self, direction: Float[Tensor, "k p"], lr: float, done: float) -> None:
+        """v ← μ v − lr · direction, z ← z + v; from half time on, average the iterates."""
         self.velocity = self.momentum * self.velocity - lr * direction
         self.z = self.z + self.velocity
         if done < 0.5:

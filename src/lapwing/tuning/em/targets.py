@@ -28,7 +28,7 @@ def target_share(H: GaussNewton, draws: WeightDraws, scales: Float[Tensor, " g"]
     with J.linearised.trace(x.rows(slice(0, n))) as trace:
         piece = DataPiece(trace, y[:n], J.jvp, J.vjp)
         noise = H.drawn(piece, len(zeta), scales, torch.Generator().manual_seed(draws.seed))
-        weighted = H.weighed(piece, trace.jacobian().mv(zeta).double(), scales)
+        weighted = H.weighted(piece, trace.jacobian().mv(zeta).double(), scales)
         ones = torch.ones(H.p, dtype=torch.float64, device=zeta.device)
         whole, in_prior = (float(trace.rows(u.movedim(0, -1)).quad_diagonal(ones).sum()) for u in (noise, weighted))
     return min(1.0, max(0.0, 1 - in_prior / whole)) if whole > 0 else 0.5

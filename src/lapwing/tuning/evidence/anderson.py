@@ -21,6 +21,7 @@ class Anderson:
     past: list[tuple[Tensor, Tensor]] = field(default_factory=list, init=False)  # (T(z), T(z) − z)
 
     def next(self, z: Float[Tensor, " d"], image: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
+        """The accelerated iterate after z ↦ image = T(z)."""
         residual = image - z
         if self.past and float(residual.norm()) > 2 * float(self.past[-1][1].norm()):
             self.past.clear()

@@ -76,6 +76,7 @@ def _wanted(posterior: Posterior) -> Float[Tensor, " g"]:
 
 
 def _fixed_point_noise(posterior: Posterior) -> Float[Tensor, " g"]:
+    """σ² = κ SSE / (κ n − γ) for each noise level, within its bounds."""
     kappa, scales = posterior.likelihood_scale.detach(), posterior.part_scales.detach()
     sse, count = posterior.squared_errors()
     gamma = evidence.effective_dimension_of_parts(posterior.curvature_at, scales, posterior.prior)

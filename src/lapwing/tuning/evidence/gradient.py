@@ -52,6 +52,7 @@ def twice_differentiable(posterior: Posterior, tune_noise: bool, *, estimates: b
 
 
 def _by_newton(posterior: Posterior, closed: Target, tune_noise: bool, enough: float) -> Posterior:
+    """Newton's method on (u, w) with backtracking; see `maximise_evidence` for when it stops."""
     now = Variables.of(posterior, tune_noise)
     value = closed.value(now.u, now.w)
     steps, size = [step(value, now.on(posterior))], 1.0 + posterior.n_data
@@ -97,6 +98,7 @@ def _backtracked(closed: Target, now: Variables, move: Tensor, value: Scalar) ->
 
 
 def _by_lbfgs(posterior: Posterior, tune_noise: bool) -> Posterior:
+    """L-BFGS with a strong Wolfe line search; bounds are enforced by clamping."""
     start = Variables.of(posterior, tune_noise)
     move = torch.zeros_like(start.low, requires_grad=True)
     steps: list[Step] = []

@@ -40,7 +40,7 @@ from lapwing.tuning.step import noise_is_free, noise_of, step, with_noise
 _TINY = 1 << 18  # entries of J up to which the default solves to rounding, in a fraction of a second
 _STREAMED = StoppingRule(1e-5, 30, 60)  # float32 products have about seven digits
 _PASSES_OF_A_PRODUCT = 1.7  # JVP and VJP, in units of a gradient pass
-_PASSES_OF_A_ROUND = 6.0
+_PASSES_OF_A_ROUND = 10.0  # with fewer products the mode is too far off for more rounds to help
 _MOST_ROUNDS = 5
 _INTERIM_GAIN = 0.5  # nats: tolerance for hyperparameters while the mode is about to change
 _MOST_CURVATURES, _CURVATURE_RTOL = 5, 1e-2  # re-estimations of the curvature, and change of a log that ends them
@@ -149,9 +149,9 @@ def _alternated(
     # θ_* moves in between, so MacKay's updates need not converge each time.
     if ascend is iterate_fixed_point or not posterior.curvature.precise:
         ascend = take_fixed_point_steps
-    newton = plan.memory > 0 and ascend is maximise_evidence and len(logs(posterior)) <= MOST_RESPONSES
+    newton = plan.memory > 0 and ascend is maximise_evidence and len(log_hyperparameters(posterior)) <= MOST_RESPONSES
     ascend = stopped_early(ascend, _INTERIM_GAIN if newton and plan.enough else plan.enough)
-    at = AlternationState.begun(posterior, plan.memory)
+    at = AlternationState.initial(posterior, plan.memory)
     if stage.found is not None:
         at.restore(stage.found)
     while at.number < plan.most_rounds and not (at.number and budget.over()):
@@ -178,7 +178,7 @@ def _alternated(
                 rest = replace(at.current, expansion=find_mode_to_rounding(at.current, data, plan.stopping))
                 at.plain = last_newton_step(rest, noise, hessian)
         else:
-            at.current = moved_to(wanted, at.acceleration.next(logs(held), logs(wanted)))
+            at.current = moved_to(wanted, at.acceleration.next(log_hyperparameters(held), log_hyperparameters(wanted)))
             change = _change(held, wanted)
         if change < plan.rtol or (gain < _DRIFT and relevance.any_diverging(wanted)):
             break
@@ -203,10 +203,14 @@ def _expanded(posterior: Posterior, expansion: Expansion) -> Posterior:
 def _change(before: Posterior, after: Posterior) -> float:
     """Largest change of a log, without groups that are switched off: they diverge to their bound."""
     counts = torch.cat([~relevance.switched_off(after), torch.ones_like(noise_of(after), dtype=torch.bool)])
-    return float((logs(after) - logs(before)).abs()[counts].max()) if bool(counts.any()) else 0.0
+    return (
+        float((log_hyperparameters(after) - log_hyperparameters(before)).abs()[counts].max())
+        if bool(counts.any())
+        else 0.0
+    )
 
 
-def logs(posterior: Posterior) -> Float[Tensor, " d"]:
+def log_hyperparameters(posterior: Posterior) -> Float[Tensor, " d"]:
     """The variables of the optimisation: log precisions and log noise."""
     return torch.cat(
         [posterior.prior.precisions.detach().log(), noise_of(posterior).log().to(posterior.prior.index.device)]

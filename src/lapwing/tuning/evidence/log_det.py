@@ -100,6 +100,7 @@ class KernelLogDet(LogDet):
         return self.dimensions_of(self.factor(u, w), u, w)
 
     def dimensions_of(self, L: Float[Tensor, "r r"], u: Float[Tensor, " g"], w: Scalar) -> Dimensions:
+        """γ_g = tr B⁻¹A_g and T_gh = tr B⁻¹A_g B⁻¹A_h from the factor L of B."""
         inverse, scales = torch.cholesky_inverse(L), self._weights(u, w)
         own = scales * torch.einsum("ij,gij->g", inverse, self.kernels)
         gamma = torch.zeros_like(u).index_copy(0, self.groups, own)
@@ -156,6 +157,7 @@ class DenseLogDet(LogDet):
         return _factored(w.exp() * self.H + u.exp()[self.index].diag())
 
     def dimensions_of(self, cov: Float[Tensor, "p p"], u: Float[Tensor, " g"], w: Scalar) -> Dimensions:
+        """γ_g = Σ_{i ∈ g} Q_ii and T_gh = Σ_{i ∈ g, j ∈ h} Q_ij Q_ji, with Q = Σ c H and Σ = `cov`."""
         delta = u.exp()[self.index]
         # Q = I − Σ diag δ, but 1 − Σ_ii δ_i cancels where δ is large; (Σ c H)_ii does not.
         diagonal = w.exp() * (cov * self.H).sum(1)

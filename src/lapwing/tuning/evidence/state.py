@@ -50,7 +50,7 @@ class AlternationState:
     number: int = 0  # of the round
 
     @classmethod
-    def begun(cls, posterior: Posterior, memory: int) -> AlternationState:
+    def initial(cls, posterior: Posterior, memory: int) -> AlternationState:
         none = torch.zeros_like(posterior.prior.precisions, dtype=torch.bool)
         return cls(Anderson(memory), posterior, posterior, none)
 

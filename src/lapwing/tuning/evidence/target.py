@@ -45,6 +45,7 @@ class Fit:
 
     @classmethod
     def of(cls, posterior: Posterior, statistics: FitStatistics) -> Fit:
+        """From the sufficient statistics of the likelihood at the point of expansion."""
         kappa = posterior.likelihood_scale.detach()
         if isinstance(posterior.likelihood, Gaussian):
             # κ ℓ(c) = −c SSE/2 + (κ n/2) log(c / 2πκ), because c = κ/σ²
@@ -71,7 +72,7 @@ class Target(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class HeldTarget(Target):
+class FixedModeTarget(Target):
     """θ₀ is held fixed: E depends on ‖θ₀ − m₀‖² per group and the determinants.
 
     If every eigenvector of H lies within one group, E is concave in the logs and has one maximum.
@@ -89,6 +90,7 @@ class HeldTarget(Target):
     def derivatives(
         self, u: Float[Tensor, " g"], w: Float[Tensor, " s"]
     ) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
+        """∂E/∂u = ½ (γ − δ ‖m‖²), ∂²E/∂u² = ½ (T − diag(γ + δ ‖m‖²)), with m = θ₀ − m₀ fixed."""
         (w,) = w
         gamma, T = (torch.stack(each).sum(0) for each in zip(*(o.dimensions(u, w) for o in self.log_dets), strict=True))
         penalty, misfit = u.exp() * self.scatter, 2 * self.fit.half_sse * w.exp()
@@ -271,12 +273,13 @@ def target(posterior: Posterior, *, estimates: bool = False) -> Target | None:
     if at is not None and at.follows:
         return _following_target(part, prior.P0, fit, statistics.gradients[0], theta - prior.mean, estimates)
     terms = log_dets(part, prior.P0, estimates=estimates)
-    return None if terms is None else HeldTarget(fit, terms, prior.scatter(theta))
+    return None if terms is None else FixedModeTarget(fit, terms, prior.scatter(theta))
 
 
 def _following_target(
     part: Curvature, P0: GroupedDiagonal, fit: Fit, g: Tensor, t: Tensor, estimates: bool
 ) -> Target | None:
+    """The target in the cheapest form that the structure allows; None if there is none."""
     axes = part.coordinates(P0)
     if axes is not None:
         return SpectralTarget(fit, axes.eigenvalues, axes.index, axes.rotate(g), axes.rotate(t))

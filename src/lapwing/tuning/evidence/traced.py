@@ -30,6 +30,7 @@ class TracedTarget(Target):
     def derivatives(
         self, u: Float[Tensor, " g"], w: Float[Tensor, " s"]
     ) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
+        """Gradient by reverse mode; Hessian by forward differences of it, symmetrised."""
         z, n = torch.cat([u, w]), len(u)
         gradient, H = self._gradient(z, n), z.new_zeros(len(z), len(z))
         for k, e in enumerate(torch.eye(len(z), dtype=z.dtype, device=z.device)[: None if self.tune_noise else n]):

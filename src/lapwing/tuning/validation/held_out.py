@@ -21,7 +21,7 @@ import torch
 
 from lapwing._types import Float, Tensor
 from lapwing.data import Batches, ModelInput
-from lapwing.data.targets import encode_batch, lengthened
+from lapwing.data.targets import encode_batch, padded_labels
 from lapwing.errors import located
 from lapwing.likelihoods import Likelihood, Sites
 from lapwing.network.jacobian import Jacobian
@@ -77,12 +77,12 @@ class HeldOut:
         """
         sites, likelihood, n_terms = posterior.sites, posterior.likelihood, 0
         if posterior.averages_functions:  # fewer likelihood terms per datum if there are many data
-            n_terms = min(MOST_SITES, max(1, round(most / _about(data, most))))
+            n_terms = min(MOST_SITES, max(1, round(most / _expected_number(data, most))))
             sites, likelihood = Sites((n_terms, MOST_CLASSES)), reduced(likelihood)
         pieces: list[_Piece] = []
         most = min(most, max(1, _MOST_COVARIANCES // (max(1, len(precisions)) * sites.t * sites.c**2)))
         for number, x, y in _some(posterior, data, -(-most // distributed.world_size()), progress):
-            y = lengthened(y, posterior.likelihood, posterior.sites)
+            y = padded_labels(y, posterior.likelihood, posterior.sites)
             with located(f"validation, batch {number}"):
                 of_these = _of_some_outputs if n_terms else _of_batch
                 pieces += list(of_these(posterior, x, y, precisions, shifts, n_terms))
@@ -162,10 +162,10 @@ def _no_covariance(f: Float[Tensor, "n t c"]) -> Float[Tensor, "1 n t c c"]:
     return f.new_zeros(1, *f.shape, f.shape[-1])
 
 
-def _about(data: Batches, most: int) -> int:
+def _expected_number(data: Batches, most: int) -> int:
     """An estimate of how many data will be used."""
     n_batches = len(data)
-    return min(most, data.first_of_all()[0].n * n_batches * distributed.world_size()) if n_batches else most
+    return min(most, data.first_on_any_rank()[0].n * n_batches * distributed.world_size()) if n_batches else most
 
 
 def some_inputs(posterior: Posterior, data: Batches, most: int) -> Iterator[tuple[ModelInput, Any]]:

@@ -278,6 +278,7 @@ def _(
 
 
 def _bernoulli_terms(likelihood: Bernoulli, gaussian: SiteGaussian, targets: Targets, link: Link) -> Terms:
+    """Σ_c log p(y_c) of every term, with p from the link at f / T."""
     y = likelihood.encode(targets.y, targets.sites, len(gaussian.mean)).to(gaussian.mean)
 
     def log_p(T: Float[Tensor, " k"]) -> Float[Tensor, "k n"]:

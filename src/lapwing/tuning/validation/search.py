@@ -148,6 +148,7 @@ def _newton_steps(posterior: Posterior) -> tuple[Float[Tensor, " p"], Float[Tens
 
 
 def _all_candidates(posterior: Posterior, data: HeldOut, scales: list[float], free: bool) -> list[Candidate]:
+    """Score every mean at every scale with quick links, and the best few with the accurate link."""
     likelihood, targets = data.likelihood, data.targets
     candidates = [
         Candidate(i, s, name, score)

@@ -23,7 +23,7 @@ MOST_SITES = 16  # likelihood terms per datum; more from the same image or seque
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen:
+class SelectedOutputs:
     """The selected entries of the flat outputs of some data, and their targets."""
 
     index: Int[Tensor, "n t c"]  # indices into the K outputs of each datum
@@ -47,8 +47,8 @@ class Chosen:
         """The selected outputs, and the rest."""
         return tuple(f.gather(1, at.flatten(1)).reshape(at.shape) for at in (self.index, self.rest))  # type: ignore
 
-    def data(self, part: slice) -> Chosen:
-        return Chosen(self.index[part], self.rest[part], self.y[part])
+    def data(self, part: slice) -> SelectedOutputs:
+        return SelectedOutputs(self.index[part], self.rest[part], self.y[part])
 
 
 def plain(likelihood: Likelihood) -> Likelihood:
@@ -61,7 +61,7 @@ def reduced(likelihood: Likelihood) -> Likelihood:
     return replace(likelihood, class_axis=-1, weight=None) if isinstance(likelihood, Categorical) else likelihood
 
 
-def chosen(likelihood: Likelihood, f: Float[Tensor, "n k"], y: Any, sites: Sites, n_terms: int) -> Chosen:
+def chosen(likelihood: Likelihood, f: Float[Tensor, "n k"], y: Any, sites: Sites, n_terms: int) -> SelectedOutputs:
     """Random terms of every datum, labelled ones first; of the classes, the most probable ones and the label."""
     n, k = f.shape
     places = sites.split(torch.arange(k, device=f.device)[None])[0]  # (T, C) → K
@@ -69,7 +69,7 @@ def chosen(likelihood: Likelihood, f: Float[Tensor, "n k"], y: Any, sites: Sites
     if not isinstance(likelihood, Categorical):  # every output is a term of its own
         at = _random(n, k, f.device).topk(min(k, n_terms * MOST_CLASSES), dim=1).indices[:, None]
         index = places.flatten()[at]
-        return Chosen(index, index[..., :0], encoded.flatten(1).gather(1, at[:, 0])[:, None])
+        return SelectedOutputs(index, index[..., :0], encoded.flatten(1).gather(1, at[:, 0])[:, None])
     labelled = encoded != likelihood.ignore_index
     term = (_random(n, sites.t, f.device) + labelled).topk(min(sites.t, n_terms), dim=1).indices  # (n, t)
     label, counted = encoded.gather(1, term), labelled.gather(1, term)
@@ -78,7 +78,7 @@ def chosen(likelihood: Likelihood, f: Float[Tensor, "n k"], y: Any, sites: Sites
     order = first.argsort(dim=-1, descending=True)  # the label comes first
     taken, rest = order[..., :MOST_CLASSES], order[..., MOST_CLASSES:]
     index, others = (torch.take_along_dim(places[term], part, -1) for part in (taken, rest))
-    return Chosen(index, others, torch.where(counted, 0, likelihood.ignore_index))
+    return SelectedOutputs(index, others, torch.where(counted, 0, likelihood.ignore_index))
 
 
 def _random(n: int, k: int, device: torch.device) -> Float[Tensor, "n k"]:
