@@ -20,3 +20,8 @@ FULL = Effort("full", n_train=1000, n_test=1000, n_epochs=200, n_seeds=3)
 QUICK = Effort("quick", n_train=400, n_test=200, n_epochs=30, n_seeds=1)
 FAITHFUL = Effort("faithful", n_train=60_000, n_test=10_000, n_epochs=200, n_seeds=3)  # for people with a GPU
 TOY = Effort("toy", n_train=60, n_test=30, n_epochs=2, n_seeds=1)
+
+
+def of_tier(tier: str) -> Effort:
+    """The standard tier is stored as "full", its name before there were three."""
+    return {"quick": QUICK, "standard": FULL, "faithful": FAITHFUL}[tier]
