@@ -205,7 +205,9 @@ def reproduce(
     again: Annotated[
         bool, typer.Option("--again", help="Fit and score again; kept networks are not retrained.")
     ] = False,
-    tier: Annotated[str | None, typer.Option(help="Of ct, variational-laplace and marglik: quick, standard or faithful.")] = None,
+    tier: Annotated[
+        str | None, typer.Option(help="Of ct, variational-laplace and marglik: quick, standard or faithful.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run an experiment on real data and print its table; existing results are reused."""
