@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from botorch.acquisition import LogExpectedImprovement, qLogExpectedImprovement, qKnowledgeGradient
+from botorch.acquisition import LogExpectedImprovement, qKnowledgeGradient, qLogExpectedImprovement
 from botorch.models.transforms import Normalize, Standardize
 from botorch.optim import optimize_acqf
 from botorch.sampling import SobolQMCNormalSampler
