@@ -23,7 +23,8 @@ def greedy(joint: Float[Tensor, "nk nk"], noise: Float[Tensor, " k"], n: int) ->
     n_inputs = len(joint) // k
     if n > n_inputs:
         raise InputError(f"batch_bald: {n} inputs were asked for, and there are {n_inputs}.")
-    K, chosen = joint.clone(), []
+    K = joint.clone()
+    chosen: list[int] = []
     at = torch.arange(len(K), device=K.device).reshape(-1, k)
     for _ in range(n):
         blocks = torch.stack([K[rows[:, None], rows] for rows in at])

@@ -18,7 +18,7 @@ from lapwing.posterior import Posterior
 pl: Any = needed("lightning.pytorch", extra="lightning")
 
 
-class Lapwing(pl.Callback):  # type: ignore[misc]
+class Lapwing(pl.Callback):
     """After `trainer.fit`: fit on the training loader, tune on the validation loader, score, write beside checkpoints.
 
     `module`: the attribute of the LightningModule that is the network ("model.backbone"), if it is not what its

@@ -11,7 +11,7 @@ from torch import Tensor
 from lapwing.posterior.views import FunctionDraws
 
 
-class FunctionDraw(DeterministicModel):  # type: ignore[misc]
+class FunctionDraw(DeterministicModel):
     """One function: (…, q, d) → (…, q, m), differentiable in X, the same at every call."""
 
     def __init__(self, draw: FunctionDraws, input_transform: Any = None, outcome_transform: Any = None) -> None:

@@ -34,7 +34,7 @@ class Observed:
         return Observed(*(torch.cat([v.expand(*batch, *v.shape[-2:]) for v in pair], -2) for pair in both))
 
 
-class LapwingModel(Model):  # type: ignore[misc]
+class LapwingModel(Model):
     """A BoTorch model whose posterior is that of a network.
 
     `posterior(X)` is joint over q points and all outputs, and differentiable in X. `input_transform` and
@@ -89,7 +89,8 @@ class LapwingModel(Model):  # type: ignore[misc]
             cov = cov + torch.diag_embed(self._noise(observation_noise, mean))
         found = GPyTorchPosterior(_normal(mean, cov))
         if hasattr(self, "outcome_transform"):
-            found = self.outcome_transform.untransform_posterior(found, X=X)
+            transform: Any = self.outcome_transform
+            found = transform.untransform_posterior(found, X=X)
         chosen = output_indices if output_indices is not None else self._outputs
         if chosen is not None:
             found = _of_outputs(found, list(chosen))
@@ -106,7 +107,8 @@ class LapwingModel(Model):  # type: ignore[misc]
                 f"{type(self._posterior.likelihood).__name__}. Use posterior.updated(data), and tune again."
             )
         if hasattr(self, "outcome_transform"):
-            Y = self.outcome_transform(Y)[0]
+            transform: Any = self.outcome_transform
+            Y = transform(Y)[0]
         observed = Observed(X, Y) if self._observed is None else self._observed.joined(X, Y)
         return self._like(observed=observed)
 

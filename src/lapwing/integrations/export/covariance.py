@@ -24,6 +24,8 @@ class Part(nn.Module):
 class Rooted(Part):
     """With a root R of the covariance: (J R)(J R)ᵀ."""
 
+    root: Tensor
+
     def __init__(self, P: Precision, dtype: torch.dtype) -> None:
         super().__init__()
         if P.p > MOST_DENSE:
@@ -40,6 +42,8 @@ class Rooted(Part):
 
 
 class Diagonal(Part):
+    std: Tensor
+
     def __init__(self, P: DiagonalPrecision, dtype: torch.dtype) -> None:
         super().__init__()
         self.register_buffer("std", P.entries.double().rsqrt().to(dtype))
@@ -51,6 +55,10 @@ class Diagonal(Part):
 
 class Rotated(Part):
     """A Kronecker block: rows as matrices (B, K, o, i), or as factors where there is one position."""
+
+    U_B: Tensor
+    U_A: Tensor
+    inverse: Tensor
 
     def __init__(self, P: RotatedPrecision, dtype: torch.dtype) -> None:
         super().__init__()

@@ -23,8 +23,8 @@ def export(posterior: Posterior, path: str | os.PathLike[str], example: Tensor) 
     """Write the predictions of a posterior as one program: `.pt2` (torch.export) or `.onnx`, by the ending.
 
     Targets: (mean, variance), noise included. Classes: (probabilities, epistemic), averaged over the same 1,000
-    quasi-random draws as `posterior.predict`; of one logit as by `link="mc"`. The batch is dynamic. For the last layer of
-    any body, and for full, block, Kronecker and diagonal posteriors of feed-forward and convolutional networks in
+    quasi-random draws as `posterior.predict`; of one logit as by `link="mc"`. The batch is dynamic. For the last layer
+    of any body, and for full, block, Kronecker and diagonal posteriors of feed-forward and convolutional networks in
     nn.Sequential. Before the file is there, its answers at `example` are compared with the posterior's own.
     """
     if not isinstance(posterior, Posterior):
@@ -82,7 +82,7 @@ def _as_module(model: nn.Module) -> nn.Module:
     return model
 
 
-def _check(posterior: Posterior, program: nn.Module, x: Tensor) -> None:
+def _check(posterior: Posterior, program: Any, x: Tensor) -> None:
     with torch.no_grad():
         found = program(x)
     binary = getattr(program, "binary", False)
@@ -95,6 +95,6 @@ def _check(posterior: Posterior, program: nn.Module, x: Tensor) -> None:
             close = 1e-2
         if not worst <= close * max(1e-3, float(theirs.abs().max())):
             raise NumericalError(
-                f"export: the written-out {name} differs from the posterior's by {worst:.3g} at the example, so nothing "
+                f"export: the written-out {name} differs from the posterior's by {worst:.3g} at the example; nothing "
                 "was written. If the model is in single precision, try model.double()."
             )

@@ -73,7 +73,7 @@ class Convolution(Layer):
     def patches(self, x: Tensor) -> Tensor:
         """(B, positions, channels · kernel)."""
         m = self.module
-        return F.unfold(x, m.kernel_size, m.dilation, _padding(m), m.stride).mT
+        return F.unfold(x, m.kernel_size, m.dilation, tuple(_padding(m)), m.stride).mT
 
 
 @dataclass(frozen=True)
@@ -155,11 +155,11 @@ def layer_of(path: str, module: nn.Module) -> Layer:
         nn.Tanh: lambda x: 1 - torch.tanh(x).square(),
         nn.Sigmoid: lambda x: torch.sigmoid(x) * torch.sigmoid(-x),
         nn.SiLU: _silu,
-        nn.Softplus: lambda x: torch.sigmoid(x),
+        nn.Softplus: torch.sigmoid,
         nn.GELU: _gelu,
     }
     if kind in simple and not (kind is nn.GELU and module.approximate != "none"):
-        if kind is nn.Softplus and (module.beta, module.threshold) != (1.0, 20.0):
+        if kind is nn.Softplus and [float(module.beta), float(module.threshold)] != [1.0, 20.0]:
             raise _refused(path, module)
         return Elementwise(simple[kind])
     if kind is nn.LeakyReLU:

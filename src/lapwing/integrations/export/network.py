@@ -16,6 +16,8 @@ from lapwing.posterior import Posterior
 class OutputGaussian(nn.Module):
     """x → mean (B, K) and covariance (B, K, K)."""
 
+    shift: Tensor | None
+
     def __init__(self, posterior: Posterior, model: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
         self.network = model

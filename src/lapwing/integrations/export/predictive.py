@@ -20,6 +20,7 @@ class Moments(nn.Module):
     """(mean, variance) of targets, noise included."""
 
     names = ("mean", "variance")
+    noise: Tensor
 
     def __init__(self, gaussian: OutputGaussian, posterior: Posterior, dtype: torch.dtype) -> None:
         super().__init__()
@@ -40,6 +41,7 @@ class Classes(nn.Module):
     """(probabilities, epistemic): averages over the quasi-random draws that `predict` takes."""
 
     names = ("probs", "epistemic")
+    eps: Tensor
 
     def __init__(self, gaussian: OutputGaussian, posterior: Posterior, dtype: torch.dtype) -> None:
         super().__init__()
@@ -47,7 +49,7 @@ class Classes(nn.Module):
         self.binary = isinstance(posterior.likelihood, Bernoulli)
         if posterior.sites.t > 1 or (self.binary and posterior.linearised.k > 1):
             raise StructureError(
-                f"export: one label per input is written out; this model has outputs {posterior.linearised.datum_shape}."
+                f"export: one label per input is written out; these outputs are {posterior.linearised.datum_shape} a datum."
             )
         if posterior.linearised.k > _MOST_CLASSES:
             raise StructureError(
@@ -78,7 +80,7 @@ def predictive(gaussian: OutputGaussian, posterior: Posterior, dtype: torch.dtyp
     if isinstance(posterior.likelihood, Categorical | Bernoulli):
         return Classes(gaussian, posterior, dtype)
     raise StructureError(
-        f"export: Gaussian, categorical and binary likelihoods are written out, not {type(posterior.likelihood).__name__}."
+        f"export: Gaussian, categorical and binary likelihoods are known, not {type(posterior.likelihood).__name__}."
     )
 
 

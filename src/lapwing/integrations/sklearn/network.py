@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ def make_module(module: Any, n_features: int, n_outputs: int, hidden: Sequence[i
 def mlp(n_features: int, n_outputs: int, hidden: Sequence[int]) -> nn.Module:
     sizes = [n_features, *hidden]
     layers: list[nn.Module] = []
-    for a, b in zip(sizes, sizes[1:], strict=False):
+    for a, b in pairwise(sizes):
         layers += [nn.Linear(a, b), nn.SiLU()]
     return nn.Sequential(*layers, nn.Linear(sizes[-1], n_outputs))
 

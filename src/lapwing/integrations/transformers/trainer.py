@@ -42,7 +42,7 @@ def fit(
     return after.posterior(model, train, held_out)
 
 
-class Lapwing(TrainerCallback):  # type: ignore[misc]
+class Lapwing(TrainerCallback):
     """The same as a callback: after training, `callback.posterior`, its scores in the log, its file in `output_dir`.
 
     The evaluation loader is the one that the trainer evaluated with; give `validation` where it does not evaluate.
