@@ -147,7 +147,10 @@ def _paint(ax: Axes, record: UciRegressionRecord, kind: str) -> None:
     ax.set_yticks(range(len(names)), names)
     ax.set_ylim(len(names) - 0.5, -0.5)
     ax.grid(axis="y", visible=False)
-    ax.set_xscale("symlog", linthresh=4)
+    if kind == "gap":
+        ax.set_xscale("symlog", linthresh=4)
+        ax.set_xticks([-1000, -100, -10, 0])
+        ax.xaxis.set_major_formatter("{x:g}")
     ax.set_xlabel("test log likelihood (nats)")
     ax.set_title(KINDS[kind])
 

@@ -19,6 +19,9 @@ from lapwing_studies.reproduce.uci_regression_methods import RATE, RATIOS, WIDTH
 SMALL = ("yacht", "boston", "energy", "concrete", "wine")
 LARGE = ("kin8nm", "power", "naval")
 GAPS = ("energy", "naval")  # where the paper found catastrophes
+# Naval's targets have hardly any noise: its linear model's own mode fits them to rounding, and the evidence there has
+# no maximum. The networks are trained to a mode under N(0, 1), where the classic evidence is valid.
+MODES = {"naval": "network"}
 FEW = 5  # gap splits of naval in the standard tier
 STEPS = {"toy": 5, "quick": 500, "full": 1000, "faithful": 4000}
 N_SAMPLES = 100
@@ -77,7 +80,12 @@ class SplitJob:
 
     @property
     def made_with(self) -> str:
-        return f"{self.steps} steps at {RATE} | width {WIDTH} | {N_SAMPLES} samples | {len(RATIOS)} ratios | v2"
+        sizes = f"width {WIDTH} | {N_SAMPLES} samples | {len(RATIOS)} ratios"
+        return f"{self.steps} steps at {RATE} | {sizes} | v2{self._mode_words}"
+
+    @property
+    def _mode_words(self) -> str:
+        return f" | evidence at {MODES[self.set_name]}" if self.set_name in MODES else ""
 
     @property
     def steps(self) -> int:
@@ -113,7 +121,7 @@ class SplitJob:
         found = [task.plain(model, noise, "evidence"), task.plain(model, task.held_out_noise(partial), "validation")]
         for structure in LINEARISED:
             for by, posterior in (
-                ("evidence", task.by_evidence(model, structure)),
+                ("evidence", task.by_evidence(model, structure, MODES.get(self.set_name, "linear"))),
                 ("validation", task.by_validation(model, partial, structure)),
             ):
                 found.append(task.scored(f"linearised {structure}", by, posterior))

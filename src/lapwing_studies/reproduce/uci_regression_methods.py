@@ -86,10 +86,10 @@ class Task:
         log_prob = torch.distributions.Normal(mean.double(), noise).log_prob(self.test.y.double())
         return self._score(MAP, by, mean, log_prob)
 
-    def by_evidence(self, model: nn.Module, structure: str) -> lw.Posterior:
+    def by_evidence(self, model: nn.Module, structure: str, mode: str) -> lw.Posterior:
         rows = (self.train.x, self.train.y)
         fitted = lw.fit(model, rows, lw.Gaussian(), structure=structure, prior=1.0, progress=False)
-        return lw.tune(fitted, rows, groups="one", progress=False)
+        return lw.tune(fitted, rows, groups="one", mode=mode, progress=False)
 
     def by_validation(self, model: nn.Module, partial: nn.Module, structure: str) -> lw.Posterior:
         """δ and σ from the network that has not seen the validation rows, for the posterior of the other.
