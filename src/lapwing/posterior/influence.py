@@ -61,18 +61,16 @@ class Influence:
         if bool((self.left_over <= _LEAST_LEFT).any()):
             row = int(self.left_over.argmin())
             raise NumericalError(
-                f"influence: without training datum {row} the precision would not be positive definite (least eigenvalue "
-                f"{float(self.left_over[row]):.3g} of 1). Either it was not among the data of the fit, or the structure "
-                'holds less curvature than this datum has: use structure="full" or "gp", or `effect`.'
+                f"influence: without training datum {row} the precision is not positive definite (least eigenvalue "
+                f"{float(self.left_over[row]):.3g} of 1). Either it was not among the data of the fit, or the "
+                'structure holds less curvature than this datum has: use structure="full" or "gp", or `effect`.'
             )
         return self.shifts
 
 
 def influence(posterior: Posterior, train: Any, test: Any, progress: bool | None) -> Influence:
     if isinstance(posterior.precision, SeparatePrecision):
-        raise StructureError(
-            "influence: with outputs that share no weights there is no covariance of one set of weights."
-        )
+        raise StructureError("influence: outputs that share no weights have no covariance of one set of weights.")
     at = None if test is None else _Tested.of(posterior, test)
     parts = [_of_piece(posterior, piece, at) for piece in _pieces(posterior, train, progress)]
     effect, left_over, mean, variance, log_lik = (

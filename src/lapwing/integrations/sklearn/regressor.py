@@ -22,7 +22,7 @@ class LapwingRegressor(RegressorMixin, Estimator):
     Inputs and targets are standardised inside. The default network is an MLP; part of the rows stops its training and
     tunes the posterior's scale and noise. `module`: an `nn.Module` (a copy is trained on, with standardised inputs), a
     class or function of (n_features, n_outputs), or a skorch net. `tuning`: prior and noise by the rows that stopped
-    the training ("held_out"), or by the evidence of all rows ("evidence"). `epochs=0` keeps a module's weights as they are.
+    the training ("held_out"), or by the evidence of all rows ("evidence"). `epochs=0` keeps a module's own weights.
     `predict(X, return_std=True)` is as a Gaussian process has it: the standard deviation of a new target.
     """
 
