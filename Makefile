@@ -6,6 +6,7 @@ BIN    := $(VENV)/bin
 DEV    := $(VENV)/.installed-dev
 DEMO   := $(VENV)/.installed-demo
 PEERS  := .venv-peers
+PLAYGROUND := playground/node_modules/.installed
 INPUTS := pyproject.toml constraints.txt
 
 # The demo needs less than the tests do; where the larger set is installed it serves both.
@@ -17,7 +18,7 @@ WORKERS ?= 2
 PYTEST  := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test test-fast test-slow test-browser test-transformers test-adapters mutants lint typecheck format docs bench bench-peers clean
+.PHONY: help setup setup-demo demo test test-fast test-slow test-browser test-transformers test-adapters mutants lint typecheck format docs playground test-playground bench bench-peers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,7 +38,7 @@ test-fast: $(DEV) ## fast tests and documentation examples only
 test-slow: $(DEV) ## slow and statistical tests
 	$(PYTEST) -m "slow or statistical" tests
 
-test-browser: $(DEV) ## open the report in headless Chromium (needs chromium)
+test-browser: $(DEV) ## open the report and the playground in headless Chromium (needs chromium)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests
 
 mutants: $(DEV) ## plant mistakes in the numerical core, and see which test finds each (hours; resumable)
@@ -66,6 +67,13 @@ format: $(DEV) ## sort imports, fix what is safe to fix, format
 docs: $(DEV) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+playground: $(PLAYGROUND) ## check the playground and build docs/playground/page.html (needs node)
+	cd playground && npm run check && npm test && npm run build
+
+test-playground: $(PLAYGROUND) ## the playground against Lapwing's numbers, and its page against its sources (needs node)
+	cd playground && npm run check && npm test && PLAYGROUND_OUT=node_modules/.built npm run build
+	cmp playground/node_modules/.built/page.html docs/playground/page.html
+
 bench: $(DEV) ## time and memory against a gradient epoch and a forward pass
 	$(BIN)/lapwing bench
 
@@ -81,6 +89,10 @@ $(BIN)/python:
 
 $(DEV): $(INPUTS) | $(BIN)/python
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(PLAYGROUND): playground/package-lock.json
+	cd playground && npm ci
 	@touch $@
 
 $(DEMO): $(INPUTS) | $(BIN)/python

@@ -1,4 +1,4 @@
-"""Class probabilities on two moons; the last two points lie far from the data, where the plain network is still sure.
+"""Class probabilities on two moons. At the last two points, far from the data, the plain network is still certain.
 
 Run: python examples/quickstart_classification.py
 """

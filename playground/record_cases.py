@@ -4,7 +4,7 @@
     python playground/record_cases.py --retrain  # new inputs too: data and trained weights
 
 Data and weights are kept apart from the answers, so recording again after a change of Lapwing shows only what that
-change did. `tests/test_playground.py` says when the file is stale.
+change did. `tests/playground/test_recorded_cases.py` says when the file is stale.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict, dataclass
+from itertools import pairwise
+from math import cos, pi
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ CASES = Path(__file__).parent / "tests" / "cases.json"
 LINKS = ("probit", "pairwise", "bridge", "bridge_norm")
 CURVE = [10.0**k for k in range(-3, 4)]
 N_DRAWS = 4
+N_STEPS, RATE = 10, 0.02  # of the optimiser
 STRUCTURES: dict[str, dict[str, str]] = {
     "full": {"structure": "full"},
     "diag": {"structure": "diag"},
@@ -70,7 +73,7 @@ def answers(inputs: Inputs) -> dict[str, Any]:
         "curve": torch.stack([posterior.with_prior(delta).log_evidence() for delta in CURVE]),
         **training(inputs, model, data),
         **best(inputs, posterior, data),
-        **sampled(posterior, at),
+        **sampled(inputs, posterior, at),
     }
     found |= class_probabilities(inputs, posterior, at) if inputs.classes else band(posterior, at)
     return {key: value.tolist() for key, value in found.items()}
@@ -82,10 +85,18 @@ def fitted(inputs: Inputs, model: nn.Module, data: tuple[Tensor, Tensor]) -> lw.
 
 
 def training(inputs: Inputs, model: nn.Module, data: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-    """The penalised loss at unit noise and its gradient: what the playground's optimiser goes down."""
+    """The penalised loss at unit noise, its gradient, and where torch's Adam goes with a rate that falls to zero."""
     value = penalised_loss(model, data, inputs)
     gradient = torch.autograd.grad(value, list(model.parameters()))
-    return {"loss": value.detach(), "gradient": torch.cat([g.flatten() for g in gradient])}
+    moved = network(inputs)
+    optimiser = torch.optim.Adam(moved.parameters(), lr=RATE, betas=(0.9, 0.99))
+    for step in range(1, N_STEPS + 1):
+        optimiser.param_groups[0]["lr"] = 0.5 * RATE * (1 + cos(pi * step / N_STEPS))
+        optimiser.zero_grad()
+        penalised_loss(moved, data, inputs).backward()
+        optimiser.step()
+    after = nn.utils.parameters_to_vector(moved.parameters()).detach()
+    return {"loss": value.detach(), "gradient": torch.cat([g.flatten() for g in gradient]), "after_training": after}
 
 
 def best(inputs: Inputs, posterior: lw.Posterior, data: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
@@ -97,16 +108,14 @@ def best(inputs: Inputs, posterior: lw.Posterior, data: tuple[Tensor, Tensor]) -
     return found if inputs.classes else found | {"best_noise_std": tuned.likelihood.resolved().squeeze()}
 
 
-def sampled(posterior: lw.Posterior, at: Tensor) -> dict[str, Tensor]:
+def sampled(inputs: Inputs, posterior: lw.Posterior, at: Tensor) -> dict[str, Tensor]:
     """The same draws of the weights, through the linearised function and through the network."""
     functions = posterior.functions(N_DRAWS, generator=seeded())
     prediction = posterior.predict(at, predictive="bnn", n_samples=N_DRAWS, generator=seeded())
-    moments = (
-        {"sampled_mean": prediction.mean, "sampled_epistemic": prediction.epistemic}
-        if hasattr(prediction, "interval")
-        else {"sampled_probs": prediction.probs}
-    )
-    return {"draws": posterior.sample(N_DRAWS, seeded()), "functions": functions(at), **moments}
+    found = {"draws": posterior.sample(N_DRAWS, seeded()), "functions": functions(at)}
+    if inputs.classes:
+        return found | {"sampled_probs": prediction.probs}
+    return found | {"sampled_mean": prediction.mean, "sampled_epistemic": prediction.epistemic}
 
 
 def class_probabilities(inputs: Inputs, posterior: lw.Posterior, at: Tensor) -> dict[str, Tensor]:
@@ -190,7 +199,7 @@ def network(inputs: Inputs) -> nn.Module:
 
 def perceptron(widths: list[int]) -> nn.Module:
     layers: list[nn.Module] = []
-    for a, b in zip(widths, widths[1:]):
+    for a, b in pairwise(widths):
         layers += [nn.Linear(a, b), nn.Tanh()]
     return nn.Sequential(*layers[:-1]).double()
 

@@ -8,6 +8,8 @@ import runpy
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
+from functools import reduce
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,13 @@ def test_a_page_has_one_title_and_a_text_for_every_image(path: Path):
     assert not re.findall(r"!\[\s*\]", text), "an image without a text that says what it shows"
 
 
+@pytest.mark.parametrize("path", PAGES, ids=named)
+def test_headings_leave_out_no_level(path: Path):
+    text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    levels = [len(marks) for marks in re.findall(r"^(#+) ", text, re.MULTILINE)]
+    assert all(after <= before + 1 for before, after in pairwise(levels)) or path.name == "glossary.md"
+
+
 def test_a_missing_anchor_would_be_seen(tmp_path: Path):
     page = tmp_path / "page.md"
     page.write_text("# A title\n\n## Two `words`, twice\n\n## Two words, twice\n\n[x](page.md#nowhere)\n")
@@ -122,9 +131,19 @@ def test_the_first_use_of_every_term_is_linked_and_nothing_else_changes(path: Pa
     added = re.compile(r'\[([^\]]+)\]\(glossary\.md#[\w-]+ "[^"]*"\)')
     assert added.sub(r"\1", linked) == text
     assert max(Counter(re.findall(r"glossary\.md#([\w-]+) \"", linked)).values(), default=1) == 1
-    prose = re.sub(hook["_PROTECTED"], " ", linked)
-    for term in TERMS:
-        assert f"#{term.anchor}" in linked or not term.pattern().search(prose), term.names
+    assert hook["link_first_uses"](linked, TERMS, "glossary.md") == linked  # no first use is left
+
+
+def test_a_longer_name_is_no_use_of_the_shorter_one():
+    linked = hook["link_first_uses"](
+        "The marginal likelihood of a prior precision. A likelihood.", TERMS, "glossary.md"
+    )
+    found = re.findall(r"\[([^\]]+)\]\(glossary\.md#([\w-]+) ", linked)
+    assert found == [
+        ("marginal likelihood", "evidence"),
+        ("prior precision", "prior-precision"),
+        ("likelihood", "likelihood"),
+    ]
 
 
 def test_code_headings_and_links_are_left_alone():
@@ -150,14 +169,27 @@ def test_every_public_name_is_on_the_reference_page():
     assert sorted(described) == PUBLIC
 
 
+def test_every_public_name_is_in_an_example():
+    code = "".join(re.findall(r"^```python\n(.*?)^```", (DOCS / "reference.md").read_text("utf-8"), re.M | re.DOTALL))
+    assert [name for name in PUBLIC if not re.search(rf"\blw\.{name}\b", code)] == []
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=named)
+def test_files_that_the_prose_names_exist(path: Path):
+    named_files = re.findall(r"`(?:python -m )?((?:src|tests|docs|examples|tools)/[\w/.-]+)", path.read_text("utf-8"))
+    assert [file for file in named_files if not (ROOT / file).exists()] == []
+
+
 def calls(path: Path) -> Iterator[tuple[str, Any, list[str]]]:
     """Calls of public names and of methods of a posterior, with their keywords, as the prose has them."""
     owners = {"lw": lw, "posterior": lw.Posterior}
     prose = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
     for code in re.findall(r"`([^`\n]+)`", prose):
-        for owner, name, arguments in re.findall(r"\b(lw|posterior)\.(\w+)\(((?:[^()]|\([^()]*\))*)\)", code):
+        for name, arguments in re.findall(r"\b(lw(?:\.\w+)+|posterior\.\w+)\(((?:[^()]|\([^()]*\))*)\)", code):
+            owner, *parts = name.split(".")
+            found = reduce(lambda value, part: getattr(value, part, None), parts, owners[owner])
             outer = re.sub(r"\([^()]*\)|\"[^\"]*\"", "", arguments)
-            yield f"{owner}.{name}", getattr(owners[owner], name, None), re.findall(r"\b(\w+)=", outer)
+            yield name, found, re.findall(r"\b(\w+)=", outer)
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=named)

@@ -7,13 +7,15 @@ the first paragraph. Links that a page has already are kept, and nothing is chan
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 GLOSSARY = Path(__file__).parent.parent / "docs" / "glossary.md"
 
-# What is left alone: code, headings, comments and tags, images and links.
+# What is left alone: code, headings, comments and tags, images and links, and words that mean something else.
 _PROTECTED = re.compile(
     r"^(?P<fence>```+|~~~+).*?^(?P=fence)[ \t]*$"
     r"|^(?: {4}|\t)[^\n]*$"
@@ -23,7 +25,8 @@ _PROTECTED = re.compile(
     r"|`+[^`\n]+`+"
     r"|<!--.*?-->"
     r"|<[^>\n]+>"
-    r"|!?\[(?:[^\[\]]|\[[^\]]*\])*\]\([^)]*\)",
+    r"|!?\[(?:[^\[\]]|\[[^\]]*\])*\]\((?:[^()\"]|\"[^\"]*\")*\)"
+    r"|(?:half|single|double|floating-point)\s+precision|precision of what",  # of numbers, not of a Gaussian
     re.MULTILINE | re.DOTALL,
 )
 
@@ -38,7 +41,7 @@ class Term:
 
     def pattern(self) -> re.Pattern[str]:
         """Any of the names as whole words, also in the plural or broken over two lines; acronyms in capitals only."""
-        return re.compile("|".join(_spelled(name) for name in sorted(self.names, key=len, reverse=True)))
+        return _any_of(self.names)
 
 
 def terms(glossary: str) -> list[Term]:
@@ -55,28 +58,27 @@ def terms(glossary: str) -> list[Term]:
 
 def anchor(heading: str) -> str:
     """The id that mkdocs gives a heading of the glossary."""
-    words = re.sub(r"[^\w\s-]", "", heading.encode("ascii", "ignore").decode()).strip().lower()
-    return re.sub(r"[-\s]+", "-", words)
+    letters = unicodedata.normalize("NFKD", heading).encode("ascii", "ignore").decode()
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", letters).strip().lower())
 
 
 def link_first_uses(markdown: str, entries: list[Term], glossary: str) -> str:
     """The page with the first use of every term linked, unless it has a link to that entry already.
 
-    `glossary` is the address of the glossary page relative to this page. Longer names are placed first, so that the
-    "evidence" in "evidence lower bound" stays part of the longer term.
+    `glossary` is the address of the glossary page relative to this page. Of names that start at the same place the
+    longest counts, so that the "likelihood" in "marginal likelihood" is no use of "likelihood".
     """
-    taken = [match.span() for match in _PROTECTED.finditer(markdown)]
-    links: list[tuple[int, int, str]] = []
-    for entry in sorted(entries, key=lambda term: -max(map(len, term.names))):
-        target = f"{glossary}#{entry.anchor}"
-        for match in () if target in markdown else entry.pattern().finditer(markdown):
-            if not any(start < match.end() and match.start() < end for start, end in taken):
-                taken.append(match.span())
-                links.append((*match.span(), f'[{match[0]}]({target} "{entry.definition}")'))
-                break
-    for start, end, link in sorted(links, reverse=True):
-        markdown = markdown[:start] + link + markdown[end:]
-    return markdown
+    protected = [match.span() for match in _PROTECTED.finditer(markdown)]
+    there = set(re.findall(rf"\({re.escape(glossary)}#([\w-]+)", markdown))
+    missing = {entry: f"{glossary}#{entry.anchor}" for entry in entries if entry.anchor not in there}
+    linked, end = [], 0
+    for match in _any_of(tuple(name for entry in entries for name in entry.names)).finditer(markdown):
+        used = next(entry for entry in entries if entry.pattern().fullmatch(match[0]))
+        free = not any(start < match.end() and match.start() < stop for start, stop in protected)
+        if free and used in missing:
+            linked += [markdown[end : match.start()], f'[{match[0]}]({missing.pop(used)} "{used.definition}")']
+            end = match.end()
+    return "".join([*linked, markdown[end:]])
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -85,6 +87,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if path.name == GLOSSARY.name:
         return markdown
     return link_first_uses(markdown, terms(GLOSSARY.read_text("utf-8")), "../" * (len(path.parts) - 1) + GLOSSARY.name)
+
+
+@cache
+def _any_of(names: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(_spelled(name) for name in sorted(names, key=len, reverse=True)))
 
 
 def _spelled(name: str) -> str:

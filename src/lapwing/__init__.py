@@ -3,7 +3,7 @@
 import warnings
 from typing import Any
 
-from lapwing import acquisition, train
+from lapwing import acquisition, imaging, train
 from lapwing.api.compare import Comparison, compare
 from lapwing.api.fit import fit, plan, prior
 from lapwing.api.merge import merge
@@ -122,6 +122,7 @@ __all__ = [
     "export",
     "fit",
     "from_samples",
+    "imaging",
     "load",
     "merge",
     "plan",

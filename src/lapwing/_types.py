@@ -1,4 +1,4 @@
-"""Shape-annotated aliases used across the library."""
+"""Shape-annotated tensor types (jaxtyping) and aliases used across the library."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 Scalar = Float[Tensor, ""]
-State = dict[str, Any]  # an unfinished sum: named tensors, numbers, frozen values, and lists of them
+# What a checkpoint stores of an accumulator: tensors, numbers and frozen dataclasses by name, and lists of them.
+State = dict[str, Any]
 
 __all__ = ["Bool", "Float", "Int", "Scalar", "Shaped", "State", "Tensor"]

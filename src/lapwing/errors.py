@@ -1,6 +1,7 @@
-"""Every error Lapwing raises on purpose.
+"""Exceptions and warnings raised by Lapwing.
 
-A message says what was expected, what came, where, and what to do about it.
+Every exception derives from `LapwingError` and from the matching built-in exception, so `except ValueError` works too.
+A message says what was expected, what was passed, where, and what to do.
 """
 
 from __future__ import annotations
@@ -13,60 +14,61 @@ from types import FrameType
 
 
 class LapwingError(Exception):
-    """Base of all errors raised by Lapwing; every child is also a standard Python error."""
+    """Base class of all errors raised by Lapwing; every subclass is also a built-in Python exception."""
 
 
 class InputError(LapwingError, ValueError):
-    """A value the user passed is not one we can work with (NaN data, a negative precision, an unknown word)."""
+    """An argument has an invalid value: NaN in the data, a negative precision, an unknown option."""
 
 
 class InputTypeError(LapwingError, TypeError):
-    """An object of the wrong kind was passed (a function where a module is needed)."""
+    """An argument has the wrong type, such as a function where a module is expected."""
 
 
 class ShapeError(InputError):
-    """Two shapes that must agree do not."""
+    """Two tensor shapes that must agree do not."""
 
 
 class StructureError(LapwingError, ValueError):
-    """A structure was asked for something it cannot do exactly."""
+    """An operation that this curvature structure cannot compute exactly was requested."""
 
 
 class NumericalError(LapwingError, RuntimeError):
-    """A matrix or a function left the domain where the answer is defined (not positive definite, not finite)."""
+    """A result is undefined for these numbers: a matrix is not positive definite, or a value is not finite."""
 
 
 class ModelError(LapwingError, RuntimeError):
-    """The model's own forward pass raised; its error is the `__cause__`."""
+    """The model's forward pass raised an exception, which is kept as `__cause__`."""
 
 
 class RankError(LapwingError, RuntimeError):
-    """A call that several processes make together failed in another of them, or one of them is gone."""
+    """A collective call failed on another rank, or the process of another rank has ended."""
 
 
 class StorageError(LapwingError, ValueError):
-    """A file or directory is not what was expected of it: damaged, of another model, not writable."""
+    """A file or directory cannot be used: it is corrupt, belongs to another model, or is not writable."""
 
 
 class LapwingWarning(UserWarning):
-    """A result stands, but may not be what was wanted."""
+    """The result is valid, but may not be what the user intended."""
 
 
 def warn(message: str) -> None:
-    """A LapwingWarning at the user's line that called into Lapwing."""
+    """Issue a LapwingWarning located at the line of user code that called Lapwing."""
+    # A fixed stacklevel would name a line inside Lapwing: internal call depth differs between callers.
     frame: FrameType | None = sys._getframe(1)
     level = 2
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USERS:
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INTERNAL_PACKAGES:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, LapwingWarning, stacklevel=level)
 
 
-_NOT_THE_USERS = {"lapwing", "contextlib"}  # contextlib: functions decorated with a context manager
+_INTERNAL_PACKAGES = {"lapwing", "contextlib"}  # functions decorated with a context manager have a frame in contextlib
 
 
 @contextmanager
 def located(where: str) -> Iterator[None]:
-    """Errors of ours raised inside say where: "batch 3: …"."""
+    """Prefix the message of any LapwingError raised inside with a location, such as "batch 3: …"."""
     try:
         yield
     except LapwingError as error:
@@ -74,7 +76,7 @@ def located(where: str) -> Iterator[None]:
 
 
 class MissingExtraError(LapwingError, RuntimeError):
-    """An optional package is not installed; the message names the extra that brings it."""
+    """An optional package is not installed; the message names the extra that installs it."""
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(

@@ -1,7 +1,7 @@
-"""Scores of predictions against targets.
+"""Metrics of predictions against targets.
 
-Every score is a plain float computed in float64. Class probabilities are (N, C) with rows summing to one; a binary
-prediction may be given as the probability of class 1, of shape (N,) or (N, 1), and is read as (1 − p, p).
+Every metric is a Python float computed in float64. Class probabilities are (N, C) with rows that sum to one. A binary
+prediction may be given as the probability p of class 1, of shape (N,) or (N, 1); it is expanded to (1 − p, p).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from lapwing.errors import InputError, ShapeError
 
 
 def accuracy(probs: Tensor, y: Tensor) -> float:
-    """Share of points whose most probable class is the observed one."""
+    """Fraction of points whose most probable class equals the label."""
     probs, y = _classes(probs, y)
     return (probs.argmax(-1) == y).double().mean().item()
 
 
 def nll(log_prob: Tensor) -> float:
-    """Mean negative log density of the observed targets, −(1/N) Σ log p(yₙ | xₙ), in nats.
+    """Mean negative log-likelihood of the targets, −(1/N) Σ log p(yₙ | xₙ), in nats.
 
-    It takes log densities (`Prediction.log_prob(y)`), not probabilities: a confident mistake must not underflow to
-    log 0. The same function scores classes, counts and regression.
+    Takes log densities (`Prediction.log_prob(y)`), not probabilities: the probability of a confident mistake would
+    underflow to 0, whose log is −∞. Works for classification, counts and regression alike.
     """
     if log_prob.numel() == 0:
         raise InputError("nll needs at least one log density, got an empty tensor. Check the held-out data.")
@@ -32,15 +32,15 @@ def nll(log_prob: Tensor) -> float:
 
 
 def brier(probs: Tensor, y: Tensor) -> float:
-    """(1/N) Σₙ Σ_c (p_nc − 1[yₙ = c])², between 0 and 2; a binary prediction counts both of its classes."""
+    """Brier score, (1/N) Σₙ Σ_c (p_nc − 1[yₙ = c])², between 0 and 2; a binary prediction counts both classes."""
     probs, y = _classes(probs, y)
-    observed = torch.nn.functional.one_hot(y, probs.shape[-1]).double()
-    return (probs - observed).square().sum(-1).mean().item()
+    one_hot = torch.nn.functional.one_hot(y, probs.shape[-1]).double()
+    return (probs - one_hot).square().sum(-1).mean().item()
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """Confidence against accuracy in equal-width bins (lo, hi]; an empty bin has count 0 and NaN means."""
+    """Reliability diagram: confidence and accuracy in equal-width bins (lo, hi]; empty bins have count 0 and NaN."""
 
     lower: tuple[float, ...]
     upper: tuple[float, ...]
@@ -54,7 +54,7 @@ def reliability(probs: Tensor, y: Tensor, *, n_bins: int = 10) -> Reliability:
     probs, y = _classes(probs, y)
     confidence, label = probs.max(-1)
     edges = _edges(n_bins)
-    # (lo, hi]: the first edge that is not below the confidence closes the bin it falls into.
+    # bucketize without right=True returns the first edge ≥ confidence, so bins are (lo, hi].
     bin_of = torch.bucketize(confidence, edges[1:-1])
     count = torch.bincount(bin_of, minlength=n_bins)
     mean_confidence = torch.bincount(bin_of, weights=confidence, minlength=n_bins) / count
@@ -71,42 +71,44 @@ def reliability(probs: Tensor, y: Tensor, *, n_bins: int = 10) -> Reliability:
 def ece(probs: Tensor, y: Tensor, *, n_bins: int = 10) -> float:
     """Expected calibration error, Σ_b (|B_b| / N) |accuracy_b − confidence_b|, over the bins of `reliability`.
 
-    The number depends on the bins: quote `n_bins` with it. Published tables of this field use 10 or 15.
+    The value depends on the number of bins, so report `n_bins` with it. Published results use 10 or 15 bins.
     """
     bins = reliability(probs, y, n_bins=n_bins)
+    # Accuracy and confidence of empty bins are NaN; their weight is zero, so leave them out.
     filled = [(n, abs(a - c)) for n, a, c in zip(bins.count, bins.accuracy, bins.confidence, strict=True) if n]
     return sum(n * gap for n, gap in filled) / sum(bins.count)
 
 
 def auroc(scores_id: Tensor, scores_ood: Tensor) -> float:
-    """P(score_ood > score_id) + ½ P(tie): how well a score tells out-of-distribution inputs (the positive class).
+    """Area under the ROC curve of out-of-distribution detection, P(score_ood > score_id) + ½ P(tie).
 
-    The Mann–Whitney statistic from mid-ranks, U = Σ rank(ood) − n(n + 1)/2 over n·m pairs: O((n + m) log(n + m)).
+    Out-of-distribution inputs are the positive class. Computed as the Mann–Whitney statistic from mid-ranks,
+    U / (n m) with U = Σ rank(ood) − n(n + 1)/2, in O((n + m) log(n + m)).
     """
     _check_scores(scores_id, "scores_id")
     _check_scores(scores_ood, "scores_ood")
     n, m = len(scores_ood), len(scores_id)
     _, which, count = torch.unique(torch.cat([scores_ood, scores_id]).double(), return_inverse=True, return_counts=True)
-    mid_rank = count.cumsum(0).double() - (count.double() - 1) / 2  # ranks count from one; ties share their mean rank
+    mid_rank = count.cumsum(0).double() - (count.double() - 1) / 2  # ranks start at one; ties share their mean rank
     u = mid_rank[which[:n]].sum() - n * (n + 1) / 2
     return (u / (n * m)).item()
 
 
 def rmse(mean: Tensor, y: Tensor) -> float:
-    """Root of the mean squared error over every point and output."""
+    """Root mean squared error over all points and outputs."""
     _check_same(mean, y, "mean")
     return (mean.double() - y.double()).square().mean().sqrt().item()
 
 
 def coverage(lower: Tensor, upper: Tensor, y: Tensor) -> float:
-    """Share of targets inside [lower, upper]: a calibrated 95% interval covers 0.95 of them."""
+    """Fraction of targets inside [lower, upper]; 0.95 for a calibrated 95% interval."""
     _check_same(lower, y, "lower")
     _check_same(upper, y, "upper")
     return ((lower <= y) & (y <= upper)).double().mean().item()
 
 
 def _classes(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities as (N, C) in float64 and labels as (N,) integers, both checked."""
+    """Validate; return probabilities as (N, C) in float64 and labels as (N,) int64."""
     probs = probs.double()
     if probs.ndim == 1:
         probs = probs[:, None]
@@ -116,7 +118,7 @@ def _classes(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         )
     if probs.shape[-1] == 1:
         probs = torch.cat([1 - probs, probs], -1)
-    # The tolerance is that of float32 probabilities summed over many classes; NaN fails the comparison too.
+    # 1e-4 allows for the rounding of float32 probabilities summed over many classes. `not (… < tol)` also rejects NaN.
     if not bool(((probs >= 0).all(-1) & ((probs.sum(-1) - 1).abs() < 1e-4)).all()):
         raise InputError("probs must be non-negative and sum to one in every row. Pass probabilities, not logits.")
     y = y[:, 0] if y.ndim == 2 and y.shape[-1] == 1 else y
@@ -129,7 +131,7 @@ def _classes(probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _edges(n_bins: int) -> Tensor:
-    """Edges of equal-width bins. k / n, not accumulated steps: 0.3 must be the float a user's 0.3 is."""
+    """Edges of equal-width bins, as k / n: with linspace 0.3 would not equal the literal 0.3, and change bins."""
     if n_bins < 1:
         raise InputError(f"n_bins must be at least 1, got {n_bins}.")
     return torch.arange(n_bins + 1, dtype=torch.float64) / n_bins
@@ -143,6 +145,6 @@ def _check_scores(scores: Tensor, name: str) -> None:
 
 
 def _check_same(a: Tensor, y: Tensor, name: str) -> None:
-    """Never broadcast: (N, 1) against (N,) would compare every point with every other."""
+    """Require equal shapes: broadcasting (N, 1) against (N,) would compare every point with every other."""
     if a.shape != y.shape or a.numel() == 0:
         raise ShapeError(f"{name} and y must have one same non-empty shape, got {tuple(a.shape)} and {tuple(y.shape)}.")

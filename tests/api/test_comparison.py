@@ -97,7 +97,7 @@ def test_a_confident_classifier_is_not_to_be_trusted_with_the_curvature_of_the_n
         optimiser.step()
     fitted = lw.fit(model, (X, labels), "classification", structure="full")
     tuned = lw.tune(fitted, (X, labels), curvature_at="network")
-    assert "not to be trusted" in finding(tuned, "predictions of training data").advice
+    assert "unreliable" in finding(tuned, "predictions of training data").advice
     assert not finding(lw.tune(fitted, (X, labels)), "predictions of training data").concern  # averaged over them
     assert not finding(trained(8), "predictions of training data").concern
 

@@ -618,7 +618,7 @@ POSTERIORS = [
     Row("merge of other priors", three, lambda m: lw.merge([classifier(m), classifier(m).with_prior(2.0)]), STRUCTURE, ("0 and 1", "prior is another")),
     Row("save a model", three, lambda m: lw.save(m, "net.lapwing"), TYPE, ("save", "Posterior", "Sequential")),
     Row("save to a number", three, lambda m: lw.save(classifier(m), 3), TYPE, ("save", "path", "int")),
-    Row("save into nowhere", three, lambda m: lw.save(classifier(m), "/no/such/directory/net.lapwing"), STORAGE, ("could not be written", "as it was")),
+    Row("save into nowhere", three, lambda m: lw.save(classifier(m), "/no/such/directory/net.lapwing"), STORAGE, ("could not be written", "is unchanged")),
     Row("load into a function", three, lambda m: lw.load("net.lapwing", m.forward), TYPE, ("load", "torch.nn.Module")),
     Row("load nothing", three, lambda m: lw.load("/no/such/net.lapwing", m), STORAGE, ("cannot be read", "No such file")),
     Row("load what is no posterior", three, lambda m: lw.load(__file__, m), STORAGE, ("test_errors.py", "header")),

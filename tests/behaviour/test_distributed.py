@@ -49,6 +49,11 @@ def test_four_ranks_give_what_one_process_gives(tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_training_on_two_ranks_is_that_of_one_process(tmp_path: Path):
+    assert_well(ranked.run(ranked.training_equals_one_process, 2, tmp_path))
+
+
+@pytest.mark.slow
 def test_sharded_weights_are_refused(tmp_path: Path):
     assert_well(ranked.run(ranked.sharded_weights_are_refused, 2, tmp_path))
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lapwing as lw
-from lapwing.calibration.epistemic import TWO_SIDED, WEIGHTS, of_the_evidence
+from lapwing.calibration.epistemic import TWO_SIDED, WEIGHTS, undo_held_out_scale
 from lapwing.calibration.order_statistics import combined_p_values, p_values
 from untouched import untouched
 
@@ -171,7 +171,7 @@ def test_the_scale_of_held_out_data_is_undone(generator: torch.Generator) -> Non
     both = validated(posterior())
     taken = both.history[-1].scale
     assert taken is not None and taken > 1
-    torch.testing.assert_close(of_the_evidence(both).prior.precisions, both.prior.precisions / taken)
+    torch.testing.assert_close(undo_held_out_scale(both).prior.precisions, both.prior.precisions / taken)
     X, x = inputs(40, generator), inputs(20, generator)
     by_evidence = lw.alarm(posterior().with_prior(both.prior.precisions.item() / taken), X)(x)
     torch.testing.assert_close(lw.alarm(both, X)(x), by_evidence)
@@ -179,12 +179,12 @@ def test_the_scale_of_held_out_data_is_undone(generator: torch.Generator) -> Non
 
 def test_scales_of_searches_in_a_row_are_all_undone() -> None:
     twice = validated(validated(posterior(), by="validation"), by="validation")
-    torch.testing.assert_close(of_the_evidence(twice).prior.precisions, posterior().prior.precisions)
+    torch.testing.assert_close(undo_held_out_scale(twice).prior.precisions, posterior().prior.precisions)
 
 
 def test_a_prior_set_by_hand_stays() -> None:
     by_hand = validated(posterior()).with_prior(3.0)
-    assert of_the_evidence(by_hand).prior.precisions.item() == 3.0
+    assert undo_held_out_scale(by_hand).prior.precisions.item() == 3.0
 
 
 def test_scores_can_be_taken_of_a_gaussian_with_its_noise_scaled() -> None:

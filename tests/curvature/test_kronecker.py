@@ -17,7 +17,7 @@ import oracle
 from cases import CASES, Case, by_name
 from lapwing.curvature import estimate
 from lapwing.data import as_batches
-from lapwing.data.targets import observed
+from lapwing.data.targets import encoded_batches
 from lapwing.network.jacobian import FactorBlock
 from lapwing.network.layers import FactorRule, register_rule, rules
 from lapwing.operators import (
@@ -421,7 +421,7 @@ def in_chunks(posterior: lw.Posterior, truth: Truth, chunk_floats: int) -> lw.Po
     again = estimate(
         posterior.linearised,
         posterior.likelihood,
-        lambda: observed(batches, posterior.likelihood, posterior.sites, progress=False),
+        lambda: encoded_batches(batches, posterior.likelihood, posterior.sites, progress=False),
         sites=posterior.sites,
         structure=posterior.structure,
         fisher=posterior.fisher,

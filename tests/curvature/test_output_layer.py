@@ -419,14 +419,14 @@ def test_likelihoods_say_the_same_in_closed_form() -> None:
 
 
 def test_a_thousand_classes_in_little_memory() -> None:
-    from lapwing.planning.ledger import Ledger
+    from lapwing.planning.allocations import AllocationCounter
 
     head = nn.Sequential(nn.Identity(), nn.Linear(64, 1000))
     x, y = torch.randn(64, 64), torch.randint(1000, (64,))
-    with Ledger() as ledger:
+    with AllocationCounter() as counter:
         posterior = lw.fit(head, (x, y), "classification", structure="kron", params="last_layer")
-    assert ledger.peak < 64 << 20  # the root alone would take 64 · 1000 · 999 · 4 bytes = 244 MiB
+    assert counter.peak < 64 << 20  # the root alone would take 64 · 1000 · 999 · 4 bytes = 244 MiB
     posterior.outputs(x[:1]).var  # noqa: B018
-    with Ledger() as ledger:
+    with AllocationCounter() as counter:
         posterior.outputs(x).var  # noqa: B018
-    assert ledger.peak < 16 << 20
+    assert counter.peak < 16 << 20

@@ -265,6 +265,15 @@ def test_tables_are_tensors():
     assert_close(plain.predict([frame[:9], frame[9:]][1]).probs, plain.predict(x[9:]).probs)
 
 
+@pytest.mark.filterwarnings("error")
+def test_predictions_score_columns_of_tables():
+    frame, y = table(), real(N, 1)
+    column = pd.DataFrame({"strength": y[:, 0].numpy()})["strength"]
+    posterior = lw.fit(mlp(3, 1), (frame, column), lw.Gaussian(noise_std=0.5), structure="full")
+    p = posterior.predict(frame)
+    assert_close(p.log_prob(column), p.log_prob(y))
+
+
 def test_targets_in_tables():
     frame, y = table(), real(N, 2)
     model = mlp(3, 2).float()

@@ -9,7 +9,7 @@ from scipy import stats
 from lapwing.linalg import (
     Estimated,
     GramSum,
-    Products,
+    ProductSum,
     apply_function,
     conjugate_gradients,
     hutch_plus_plus,
@@ -265,7 +265,7 @@ def test_too_few_rounds_are_admitted_and_repeated_eigenvalues_found() -> None:
 @pytest.mark.parametrize(("q", "d"), [(1, 7), (3, 7), (1, 128), (1, 255), (1, 256), (1, 300), (1, 512)])
 def test_a_column_of_ones_need_not_be_given(q: int, d: int, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
     """Σ x xᵀ and Σ y xᵀ of rows (x, 1): few or many at a time, of one map or several, narrow, wide or a page apart."""
-    gram, products = GramSum(q, d + 1, torch.device("cpu")), Products()
+    gram, products = GramSum(q, d + 1, torch.device("cpu")), ProductSum()
     pieces = [randn(m, q, d, g=gen(m)).to(dtype) for m in sizes]
     weights = [randn(m, q, 3, g=gen(m + 1)).to(dtype) for m in sizes]
     for x, y in zip(pieces, weights, strict=True):

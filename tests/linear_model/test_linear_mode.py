@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import inf
 
 import pytest
@@ -14,12 +15,12 @@ import lapwing as lw
 import oracle
 from lapwing.api.tune import _most_stored
 from lapwing.data import as_batches, as_input
-from lapwing.data.targets import observed
+from lapwing.data.targets import encoded_batches
 from lapwing.linear_model import PRECISE, Expansion, design, in_fixed_order, is_stored
-from lapwing.network.products.jvp import by_rows, choose_jvp, forward_mode, reverse_twice, together
+from lapwing.network.products.jvp import choose_jvp, double_reverse, forward_mode, jvp_by_rows, together
 from lapwing.tuning.evidence.joint import find_mode
 from lapwing.tuning.evidence.log_det import DenseLogDet, KernelLogDet
-from lapwing.tuning.evidence.target import DenseTarget, HeldTarget, SpectralTarget, target
+from lapwing.tuning.evidence.target import DenseTarget, FixedModeTarget, SpectralTarget, target
 from lapwing.tuning.evidence.traced import TracedTarget
 from oracle import assert_close
 
@@ -76,7 +77,8 @@ def brute_mode(kind: str, model: nn.Module, x: Tensor, y: Tensor, delta: Tensor,
 
 
 def modes(posterior: lw.Posterior, x: Tensor, y: Tensor, most_floats: int = 1 << 30) -> Tensor:
-    source = lambda: observed(in_fixed_order(posterior.source), posterior.likelihood, posterior.sites, progress=False)  # noqa: E731
+    batches = in_fixed_order(posterior.source)
+    source = partial(encoded_batches, batches, posterior.likelihood, posterior.sites, progress=False)
     data = design(posterior.linearised, source, n=len(x), most_floats=most_floats)
     return find_mode(posterior, data, PRECISE).theta
 
@@ -169,9 +171,9 @@ def test_every_way_to_push_forward_agrees(make, seed: int):
     v = torch.randn(3, linearised.layout.p, dtype=torch.float64)
     _, J = oracle.jacobian(model, x)
     truth = torch.einsum("nkp,mp->mnk", J, v)
-    assert choose_jvp(linearised, as_input(x)) in (together, forward_mode, reverse_twice)
+    assert choose_jvp(linearised, as_input(x)) in (together, forward_mode, double_reverse)
     with linearised.trace(as_input(x)) as trace:
-        for way in (choose_jvp(linearised, as_input(x)), reverse_twice, by_rows):
+        for way in (choose_jvp(linearised, as_input(x)), double_reverse, jvp_by_rows):
             assert_close(way(trace, v), truth)
 
 
@@ -224,7 +226,7 @@ def test_the_gradient_is_that_of_the_refitted_evidence(kind: str, structure: str
     def refitted(log_precisions: Tensor) -> lw.Posterior:
         moved = posterior.with_prior(prior.with_precisions(log_precisions.exp()))
         expansion = replace(tuned.expansion, theta=modes(moved, x, y), follows=False)
-        source = lambda: observed(moved.source, moved.likelihood, moved.sites, progress=False)  # noqa: E731
+        source = lambda: encoded_batches(moved.source, moved.likelihood, moved.sites, progress=False)  # noqa: E731
         data = design(moved.linearised, source, n=len(x), most_floats=1 << 30)
         return replace(moved, expansion=replace(expansion, statistics=find_mode(moved, data, PRECISE).statistics))
 
@@ -297,7 +299,7 @@ def test_derivatives_with_fewer_rows_than_parameters():
     model, x, y = problem("regression", n=6)
     prior = lw.prior(model, [0.8, 2.0, 0.3, 1.1], groups="tensor")
     posterior = lw.fit(model, (x, y), lw.Gaussian(noise_std=0.4), prior=prior, structure="full")
-    check_derivatives(posterior, HeldTarget)
+    check_derivatives(posterior, FixedModeTarget)
 
 
 def test_derivatives_with_rows_of_different_weights():
@@ -310,7 +312,7 @@ def test_derivatives_with_rows_of_different_weights():
     (first,), (second,) = one.estimate.parts, other.estimate.parts
     weighted = first.mixed([second], torch.tensor([1.0, 2.5], dtype=torch.float64))
     posterior = replace(one, estimate=replace(one.estimate, parts=(weighted,)))
-    check_derivatives(posterior, HeldTarget)
+    check_derivatives(posterior, FixedModeTarget)
     assert weighted.scale.ndim == 1 and first.joined([second]).scale.ndim == 0
 
 
@@ -347,7 +349,7 @@ def test_derivatives_of_the_evidence(structure: str, groups: str, kind: type, fo
     posterior = replace(
         posterior, expansion=Expansion(posterior.linearised.theta, posterior.estimate.statistics, follows)
     )
-    check_derivatives(posterior, kind if follows else HeldTarget)
+    check_derivatives(posterior, kind if follows else FixedModeTarget)
 
 
 def test_derivatives_of_blocks_of_every_form():
@@ -356,9 +358,9 @@ def test_derivatives_of_blocks_of_every_form():
     prior = lw.prior(model, [0.8, 2.0, 0.3, 1.1], groups="tensor")
     posterior = lw.fit(model, (x, y), lw.Gaussian(noise_std=0.4), prior=prior, structure="block")
     found = target(posterior)
-    assert isinstance(found, HeldTarget)
+    assert isinstance(found, FixedModeTarget)
     assert {type(term) for term in found.log_dets} == {KernelLogDet, DenseLogDet}
-    check_derivatives(posterior, HeldTarget)
+    check_derivatives(posterior, FixedModeTarget)
 
 
 @pytest.mark.parametrize("tune_noise", [True, False])

@@ -13,13 +13,11 @@ import lapwing as lw
 from cases import Case, Net, floats
 from lapwing.data import as_input
 from lapwing.linalg import GramSum
-from lapwing.network.jacobian import FactorBlock, Given, Images, Inputs
-from lapwing.network.jacobian.block import Scratch
+from lapwing.network.jacobian import FactorBlock, Given, Inputs
 from lapwing.network.jacobian.sparse import SparseBlock
 from lapwing.network.layers import rule_for
 from lapwing.network.layers.base import FactorRule
 from lapwing.operators import Arrangement
-from makers import randn
 from oracle import assert_close
 from truth import Truth
 
@@ -158,17 +156,6 @@ def test_convolutions_that_torch_cannot_differentiate_with_channels_last_keep_th
     model = nn.Sequential(nn.Conv2d(2, 4, 1, 2), nn.Tanh(), nn.Flatten(), nn.Linear(64, 2))
     posterior = lw.fit(model, (torch.randn(40, 2, 8, 8), torch.randn(40, 2)), lw.Gaussian(0.5), structure="diag")
     assert posterior.linearised.layout_of_images == torch.preserve_format
-
-
-@pytest.mark.parametrize("ones", [False, True])
-@pytest.mark.parametrize("by_channel", [False, True])
-def test_patches_are_formed_in_memory_that_is_there(ones: bool, by_channel: bool) -> None:
-    """The same numbers twice over in one memory, of fewer images the second time."""
-    x = randn(4, 6, 5, 3, g=torch.Generator().manual_seed(0))
-    images = Images(x, (3, 2), (1, 2), (1, 1), ones, by_channel)
-    scratch = Scratch()
-    for some in (images, images.at(slice(1, 3))):
-        assert torch.equal(some.formed_in(scratch), some.tensor())
 
 
 def test_a_bias_of_sparse_gradients_is_their_sum() -> None:

@@ -155,6 +155,10 @@ def test_every_contraction_of_a_block(made: Callable[..., tuple[Block, Tensor]])
     assert_close(block.parts()[0], J)
     assert_close(block.mv(v), torch.einsum("ncp,sp->snc", J, v))
     assert_close(block.quad(weights), (J * weights) @ J.mT)
+    assert_close(
+        block.quads(torch.stack([weights, weights**2])),
+        ((J[None] * torch.stack([weights, weights**2])[:, None, None]) @ J.mT),
+    )
     assert_close(block.quad_diagonal(weights), J**2 @ weights)
     assert_close(block.sum_squares()[0], (J**2).sum((0, 1)))
     assert_close(block.cross(other, D), (J.flatten(0, 1) * D.diagonal) @ K.flatten(0, 1).T)

@@ -10,7 +10,7 @@ import oracle
 from cases import by_name, over_architectures
 from lapwing.api.words import layout_choice
 from lapwing.data import as_batches
-from lapwing.data.targets import observed
+from lapwing.data.targets import encoded_batches
 from lapwing.likelihoods import Sites
 from lapwing.linear_model import design
 from lapwing.network.products import DataJacobian, can_push
@@ -30,7 +30,7 @@ def data_jacobian(truth: Truth, by_datum: bool = False) -> DataJacobian:
     batches = as_batches(single if by_datum else [(truth.x, truth.y)])
     linearised = linearise(truth.model, layout_choice("all"), batches.first()[0])
     sites = Sites(linearised.datum_shape, likelihood.class_axis)
-    return DataJacobian.of(linearised, lambda: observed(batches, likelihood, sites, progress=False))
+    return DataJacobian.of(linearised, lambda: encoded_batches(batches, likelihood, sites, progress=False))
 
 
 @over_architectures
@@ -61,7 +61,7 @@ def test_one_forward_pass_gives_both_products(case) -> None:
     source = data_jacobian(truth, by_datum=True)
     data = design(source.linearised, source.source, n=n, most_floats=0)
     found, back, start = [], torch.zeros_like(v), 0
-    for piece, q in data.along(v):
+    for piece, q in data.with_jvp(v):
         found.append(q)
         piece.add_vjp_(back, u[start : start + len(q)])
         start += len(q)

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 import lapwing as lw
 from lapwing.cli.app import app
-from lapwing.curvature.survey import Survey
+from lapwing.curvature.model_summary import ModelSummary
 from lapwing.planning import choice
-from lapwing.planning.ledger import Ledger
+from lapwing.planning.allocations import AllocationCounter
 
 MIB = 2**20
 
@@ -49,16 +49,16 @@ def mixed() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
 
 def test_a_ledger_counts_what_is_made_and_forgets_what_is_freed() -> None:
     x = torch.randn(1000)
-    with Ledger() as ledger:
+    with AllocationCounter() as counter:
         y = x * 2
         y.add_(1)  # nothing new
         z = y[:10]  # a view
-        assert ledger.now == 4000
+        assert counter.now == 4000
         del y
-        assert ledger.now == 4000  # the view holds it
+        assert counter.now == 4000  # the view holds it
         del z
         (x[None] * torch.ones(5, 1)).sum()
-    assert ledger.now == 0 and ledger.peak >= 20_000
+    assert counter.now == 0 and counter.peak >= 20_000
 
 
 @pytest.mark.parametrize("structure", ["kron", "diag"])
@@ -217,8 +217,8 @@ def test_diagnosis_lists_tensors_without_a_kronecker_rule() -> None:
 def test_a_survey_is_made_when_asked_for() -> None:
     model, data = small()
     linearised = lw.fit(model, data, "classification").linearised
-    survey = Survey(linearised, None)  # type: ignore[arg-type]
-    assert survey.layout.p == 67  # no pass yet: there is no input
+    summary = ModelSummary(linearised, None)  # type: ignore[arg-type]
+    assert summary.layout.p == 67  # no pass yet: there is no input
 
 
 # --- the kind of curvature -----------------------------------------------------------------------------

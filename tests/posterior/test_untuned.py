@@ -16,7 +16,7 @@ import lapwing as lw
 
 X = torch.linspace(-1, 1, 24).reshape(12, 2)
 LABELS, REAL = torch.arange(12) % 3, torch.linspace(-1, 2, 12)[:, None]
-WORDS = "Nobody has tuned"
+WORDS = "has not been tuned"
 
 
 def made(n_outputs: int = 3) -> nn.Module:

@@ -12,7 +12,7 @@ import lapwing as lw
 from lapwing.data import as_batches
 from lapwing.likelihoods import Categorical, Sites
 from lapwing.network.products import choose_jvp
-from lapwing.network.products.jvp import by_rows
+from lapwing.network.products.jvp import jvp_by_rows
 from lapwing.predictive import antithetic_draws
 from lapwing.predictive.link_rules import DEFAULT
 from lapwing.predictive.links import gaussian_draws
@@ -90,10 +90,10 @@ def test_products_for_many_outputs_are_those_of_the_rows():
     linearised = lw.fit(model, (x, y), "classification", structure="diag").linearised
     given = lw.fit(model, (x, y), "classification", structure="diag").given(x[:4])
     jvp = choose_jvp(linearised, given)
-    assert jvp is not by_rows and linearised.chosen_jvp == [jvp]
+    assert jvp is not jvp_by_rows and linearised.chosen_jvp == [jvp]
     v = torch.randn(3, linearised.layout.p, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     with linearised.trace(given) as trace:
-        assert_close(jvp(trace, v), by_rows(trace, v))
+        assert_close(jvp(trace, v), jvp_by_rows(trace, v))
 
 
 def test_a_wrong_product_is_noticed_where_outputs_are_many(monkeypatch):

@@ -14,24 +14,24 @@ from torch.distributions import MultivariateNormal, kl_divergence
 import lapwing as lw
 import oracle
 from lapwing.api.refine import _IMMER2021
-from lapwing.data.targets import observed
+from lapwing.data.targets import encoded_batches
 from lapwing.posterior import Readout
 from lapwing.predictive.links import sobol_normal
 from lapwing.refinement import (
     Adam,
     Ascent,
+    CountedPasses,
     DiagonalCovariance,
     FullCovariance,
-    Passes,
     SampledSteps,
     refine_variational,
 )
 from lapwing.refinement.covariances import Covariance, FunctionFactor
-from lapwing.refinement.expectations import Classes, expectation
+from lapwing.refinement.expectations import SoftmaxOutputs, expectation
 from lapwing.refinement.laplace import refine_laplace
 from lapwing.refinement.model import LinearModel, gathered
 from lapwing.refinement.newton import mode_in_functions, mode_in_weights
-from lapwing.refinement.variational import Family, ascend
+from lapwing.refinement.variational import VariationalProblem, ascend
 from oracle import assert_close
 from test_linear_mode import KINDS, STRUCTURES, log_joint, problem
 from untouched import stir, untouched
@@ -49,7 +49,7 @@ def fitted(
 
 
 def logistic(alpha: float = 1.0) -> tuple[lw.Posterior, Tensor, Tensor]:
-    """Seven points of a logistic regression on (w, b) whose posterior is known to many digits."""
+    """Seven nodes of a logistic regression on (w, b) whose posterior is known to many digits."""
     x = torch.tensor([-2, -1, -0.5, 0.5, 1, 2, 3], dtype=torch.float64)[:, None]
     y = torch.tensor([0, 0, 1, 0, 1, 1, 1], dtype=torch.float64)
     model = nn.Linear(1, 1).double()
@@ -59,9 +59,11 @@ def logistic(alpha: float = 1.0) -> tuple[lw.Posterior, Tensor, Tensor]:
     return lw.fit(model, (x, y), "binary", prior=alpha, structure="full"), x, y
 
 
-def source(posterior: lw.Posterior) -> Passes:
+def source(posterior: lw.Posterior) -> CountedPasses:
     assert posterior.source is not None
-    return Passes(lambda: observed(posterior.source, posterior.likelihood, posterior.sites, progress=False))
+    return CountedPasses(
+        lambda: encoded_batches(posterior.source, posterior.likelihood, posterior.sites, progress=False)
+    )
 
 
 def linear_model(posterior: lw.Posterior) -> LinearModel:
@@ -301,7 +303,7 @@ def test_the_published_laplace_is_full_batch_adam():
         (0.5 * (posterior.prior.P0.diagonal * theta**2).sum() - log_lik).backward()
         optimiser.step()
     assert_close(refined.mean, theta, rtol=1e-8)
-    assert any("before it converged" in finding.advice for finding in refined.diagnose().concerns)
+    assert any("before convergence" in finding.advice for finding in refined.diagnose().concerns)
 
 
 # --- variational --------------------------------------------------------------------------------------------------
@@ -388,16 +390,16 @@ def test_a_full_covariance_bounds_better_than_a_diagonal_one(kind: str):
         assert all(b >= a - 1e-7 for a, b in zip(report.path, report.path[1:], strict=False))
 
 
-def family(posterior: lw.Posterior, covariance: Covariance) -> Family:
+def variational_problem(posterior: lw.Posterior, covariance: Covariance) -> VariationalProblem:
     model = linear_model(posterior)
     rule = expectation(model.likelihood, model.f.shape[1], model.y, generator=torch.Generator())
-    return Family(model, covariance, rule)
+    return VariationalProblem(model, covariance, rule)
 
 
 @pytest.mark.parametrize("covariance", [FullCovariance(), DiagonalCovariance()])
 def test_short_steps_climb_too(covariance: Covariance):
-    given = family(logistic()[0], covariance)
-    start = given.belief(given.model.theta, given.model.hessian(given.model.f))
+    given = variational_problem(logistic()[0], covariance)
+    start = given.iterate(given.model.theta, given.model.hessian(given.model.f))
     end = ascend(given, start, Ascent(longest=0.1, most_steps=60))
     assert all(b >= a - 1e-12 for a, b in zip(end.path[5:], end.path[6:], strict=False))
 
@@ -482,7 +484,7 @@ def test_a_grid_resolves_wide_gaussians(spread: float):
     assert_close(found.hessian[:, 0, 0], (p * (1 - p)) @ w, rtol=1e-10)
 
 
-@pytest.mark.parametrize("c", [3, 4])  # by a grid, and by the points of every step
+@pytest.mark.parametrize("c", [3, 4])  # by a grid, and by the nodes of every step
 def test_a_softmax_needs_one_axis_fewer(c: int):
     torch.manual_seed(c)
     root = 0.7 * torch.randn(2, c, c, dtype=torch.float64)
@@ -504,11 +506,11 @@ def test_a_softmax_needs_no_labels_at_its_points(c: int):
     m[0, 1] = -torch.inf
     likelihood = lw.Categorical(weight=[2.0, 1.0, 0.5, 1.0, 3.0][:c])
     rule = expectation(likelihood, c, y, generator=torch.Generator().manual_seed(1))
-    assert isinstance(rule, Classes)
+    assert isinstance(rule, SoftmaxOutputs)
     found, cov = rule(likelihood, y, m, root @ root.mT), root @ root.mT
     last = cov[:, -1:, -1:] - cov[:, -1:] - cov[:, :, -1:]  # of the differences from the last output
     R = torch.linalg.cholesky((cov + last)[:, :-1, :-1])
-    z, w = rule.points(float(R.norm(dim=-2).max()))
+    z, w = rule.nodes(float(R.norm(dim=-2).max()))
     h = m + nn.functional.pad(torch.einsum("mcd,qd->qmc", R, z), (0, 1))
     labels = y.expand(len(h), 4)
     assert_close(found.log_lik, w @ likelihood.log_prob(h, labels).sum(-1), rtol=1e-12)
@@ -540,12 +542,12 @@ def test_several_terms_per_datum_and_a_layer_alone():
         ("last_layer", DiagonalCovariance(), "vi_diag"),
     ):
         posterior = lw.fit(model, (x, y), lw.Categorical(class_axis=1), structure="full", params=params)
-        refined, given = lw.refine(posterior, by=by), family(posterior, covariance)
-        belief = given.belief(given.model.theta, given.model.hessian(given.model.f))
+        refined, given = lw.refine(posterior, by=by), variational_problem(posterior, covariance)
+        iterate = given.iterate(given.model.theta, given.model.hessian(given.model.f))
         for _ in range(15):
-            belief = given.moved(belief, given.gradient(belief), 1.0)
-        precision = covariance.precision(given.model, belief.curvature)
-        assert_close(refined.mean, belief.theta, rtol=1e-4)
+            iterate = given.moved(iterate, given.gradient(iterate), 1.0)
+        precision = covariance.precision(given.model, iterate.curvature)
+        assert_close(refined.mean, iterate.theta, rtol=1e-4)
         assert_close(refined.marginal_variance(), precision.inv_diagonal(), rtol=1e-4)
 
 

@@ -159,7 +159,7 @@ LIES: dict[str, tuple[Callable[[Header, dict[str, Any]], Any], str]] = {
     "an entry with more to say": (lambda h, d: put(first_tensor(h), "code", "1"), "is not dtype, shape"),
     "a tensor that is nobody's": (
         lambda h, d: put(h, "estimate.more", {"dtype": "U8", "shape": [0], "data_offsets": [_end(h), _end(h)]}),
-        "belongs to nothing",
+        "no value refers to",
     ),
     "a class by its name": (
         lambda h, d: put(d["posterior"], "structure", {"is": "os.system", "with": {}}),
@@ -172,7 +172,7 @@ LIES: dict[str, tuple[Callable[[Header, dict[str, Any]], Any], str]] = {
     "a field it does not have": (lambda h, d: put(field(d, PRIOR), "__class__", "x"), "does not have"),
     "a field that is missing": (lambda h, d: field(d, PRIOR).pop("index"), "without its index"),
     "a tensor that is not there": (lambda h, d: put(field(d, PRIOR), "mean", {"tensor": "/etc/passwd"}), "no tensor"),
-    "a node of no kind": (lambda h, d: put(field(d, PRIOR), "mean", {"eval": "1"}), "means nothing"),
+    "a node of no kind": (lambda h, d: put(field(d, PRIOR), "mean", {"eval": "1"}), "unknown kind of node"),
     "axes that are not there": (
         lambda h, d: put(field(d, PRIOR), "mean", {"tensor": "prior.mean", "order": [3]}),
         "has no axes",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from chromium import QUIET, chromium
 from demo_records import synthetic_record
 from lapwing_studies.report.figures import Figure, panel
 from lapwing_studies.report.page import write_page
@@ -18,21 +18,7 @@ from lapwing_studies.report.template import Headline
 
 pytestmark = pytest.mark.browser
 
-QUIET = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-extensions",
-    "--disable-background-networking", "--disable-component-update", "--disable-default-apps", "--disable-sync",
-    "--no-pings", "--metrics-recording-only", "--disable-domain-reliability",
-    "--disable-features=OptimizationHints,MediaRouter,Translate,AutofillServerCommunication",
-)  # fmt: skip
 N_FIGURES = 1 + 6 + 3 + 3 + 2 + 2  # panels, and the two example digits of the synthetic record
-
-
-def chromium() -> str:
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        path = shutil.which(name)
-        if path:
-            return path
-    raise FileNotFoundError("These tests need Chromium: install the package `chromium`, or leave out -m browser.")
 
 
 def browse(page: Path, profile: Path, *options: str) -> str:

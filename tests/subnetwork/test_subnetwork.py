@@ -16,7 +16,7 @@ from cases import CASES, by_name
 from lapwing.data import as_input
 from lapwing.network.jacobian import FactorBlock
 from lapwing.network.products import jvp
-from lapwing.planning.ledger import Ledger
+from lapwing.planning.allocations import AllocationCounter
 from lapwing.subnetwork.swag import RunningVariance
 from lapwing_studies.bench import workloads
 from oracle import assert_close
@@ -118,7 +118,7 @@ def test_products_with_the_jacobian_agree_however_they_are_made() -> None:
     v = torch.randn(2, len(S), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with linearised.trace(as_input(truth.x)) as trace:
         expected = torch.einsum("nkp,sp->snk", truth.jacobian[1][..., S], v)
-        for product in (jvp.by_rows, jvp.forward_mode, jvp.reverse_twice):
+        for product in (jvp.jvp_by_rows, jvp.forward_mode, jvp.double_reverse):
             assert_close(product(trace, v), expected)
         total, u = torch.zeros(len(S), dtype=torch.float64), torch.ones_like(trace.f)
         trace.add_vjp_(total, u)
@@ -372,9 +372,9 @@ def test_two_thousand_weights_of_a_residual_network_without_all_columns(monkeypa
     spread = torch.arange(2000) * (built.n_parameters // 2000)
     # No layer's columns are written out whole, not even those of one datum.
     monkeypatch.setattr(FactorBlock, "matrices", lambda _: pytest.fail("all columns of a layer were formed"))
-    with Ledger() as ledger:
+    with AllocationCounter() as counter:
         posterior = lw.fit(
             built.model, built.batches, "classification", params=lw.Subnetwork(indices=spread), memory="250MB"
         )
-    assert ledger.peak < 0.25 * 4 * 32 * 10 * built.n_parameters
+    assert counter.peak < 0.25 * 4 * 32 * 10 * built.n_parameters
     assert posterior.outputs(built.x[:4]).var.isfinite().all()

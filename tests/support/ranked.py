@@ -287,7 +287,7 @@ def interrupted_tuning_goes_on(turn: int) -> None:
     whole = lw.tune(posterior, data, groups="layer")
     folder = Path(distributed.broadcast(tempfile.mkdtemp() if dist.get_rank() == 0 else "", 0))
     others = data[:: -1 if dist.get_rank() == dist.get_world_size() - 1 else 1]
-    for owner, name in ((InStep, "write"), (InStep, "_give_up_the_last"), (joint, "find_mode")):
+    for owner, name in ((InStep, "write"), (InStep, "_promote_next"), (joint, "find_mode")):
         keep = partial(lw.tune, posterior, data, groups="layer", checkpoint=folder, every=0)
         with mock.patch.object(owner, name, _stopped_at(turn, getattr(owner, name))):
             _assert_raises((Interrupted, lw.RankError), "", keep)
@@ -327,6 +327,40 @@ def a_rank_may_have_no_data(structures: list[str]) -> None:
             return lw.tune(alone, (X, Y)) if s == "kron" else lw.refine(alone, (X, Y))
 
         check_equal(found, reference, X[:3], f"no data, {structure}")
+
+
+def training_equals_one_process() -> None:
+    """Batches of all ranks together are one batch: the same steps, so the same optimum."""
+    torch.manual_seed(0)
+    X, Y = torch.randn(23, 3).double(), torch.randint(3, (23,))
+
+    def network() -> nn.Module:
+        torch.manual_seed(dist.get_rank())  # rank 0's weights are taken
+        return nn.Sequential(nn.Linear(3, 5), nn.Softplus(), nn.Linear(5, 3)).double()
+
+    rows = slice(0, 9) if dist.get_rank() == 0 else slice(9, 23)
+    ways = {
+        "map": lw.train.map,
+        "variational_laplace": partial(lw.train.variational_laplace, fisher="exact", multiplier=1000),
+        "marglik": partial(lw.train.marglik, steps=5, structure="full", fisher="exact"),
+    }
+    for name, train in ways.items():
+        sgd = partial(train, likelihood="classification", epochs=8, optimizer=lambda g: torch.optim.SGD(g, lr=0.05))
+        found = sgd(network(), [(X[rows], Y[rows])])
+        theta = torch.cat([p.detach().flatten() for p in found.model.parameters()])
+        variances = found.posterior.marginal_variance()
+        assert all(torch.equal(theta, other) for other in distributed.gathered(theta)), f"{name}: ranks differ"
+        if dist.get_rank() == 0:
+            with distributed.alone():
+                alone = sgd(network(), [(X, Y)])
+                expected_variances = alone.posterior.marginal_variance()
+            expected = torch.cat([p.detach().flatten() for p in alone.model.parameters()])
+            torch.testing.assert_close(theta, expected, rtol=1e-9, atol=1e-10)
+            torch.testing.assert_close(variances, expected_variances, rtol=1e-8, atol=0)
+    uneven = [(X[i : i + 4], Y[i : i + 4]) for i in range(rows.start, rows.stop, 4)]
+    run = lw.train.mean_field(DistributedDataParallel(network()), uneven, "classification", epochs=2, multiplier=1000)
+    ends = distributed.gathered([p.detach() for p in run.model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
 
 def two_of_three_ranks_have_data() -> None:
@@ -442,7 +476,7 @@ def several(checks: list[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
 
 def dies_while_fitting(dead: int, batch: int, silence: float) -> None:
     """Rank `dead` is killed when it is asked for a batch; the others must say so."""
-    heartbeat._SILENCE = silence
+    heartbeat._TIMEOUT = silence
     model, X, Y, likelihood = problem("classes")
 
     class Fatal:
@@ -457,7 +491,7 @@ def dies_while_fitting(dead: int, batch: int, silence: float) -> None:
 
 def suspended_while_fitting(silence: float, pause: float) -> None:
     """All ranks are stopped for longer than a silent one is waited for, as by a scheduler, and go on."""
-    heartbeat._SILENCE = silence
+    heartbeat._TIMEOUT = silence
     model, X, Y, likelihood = problem("classes")
     pids = distributed.gathered(os.getpid())
 

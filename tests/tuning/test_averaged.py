@@ -1,4 +1,4 @@
-"""Curvature averaged over what the posterior holds possible: its matrix, when `tune` takes it, what it is good for."""
+"""Curvature averaged over the posterior of the outputs: its matrix, when `tune` uses it, and its effect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import lapwing as lw
 import oracle
 from lapwing.data import as_batches
-from lapwing.data.targets import observed
+from lapwing.data.targets import encoded_batches
 from lapwing.posterior.findings import training_gap
 from lapwing.refinement import averaged
 from oracle import assert_close
@@ -24,7 +24,7 @@ RULE = 1e-6  # of the quadrature, which takes as many nodes as the widest Gaussi
 
 def in_expectation(posterior: lw.Posterior) -> lw.Posterior:
     return averaged(
-        posterior, lambda: observed(posterior.source, posterior.likelihood, posterior.sites, progress=False)
+        posterior, lambda: encoded_batches(posterior.source, posterior.likelihood, posterior.sites, progress=False)
     )
 
 

@@ -16,7 +16,7 @@ import lapwing as lw
 import oracle
 from lapwing.curvature import GaussNewton
 from lapwing.data import as_batches
-from lapwing.data.targets import observed
+from lapwing.data.targets import encoded_batches
 from lapwing.posterior.sampling import WeightDraws
 from lapwing.tuning.em import EMStep
 from lapwing.tuning.em.loop import _Em
@@ -124,7 +124,7 @@ def test_what_sees_one_process_is_refused_in_several(solver: Any, monkeypatch: p
     model, data = regression()
     posterior = lw.fit(model, data, "regression", structure="diag")
     front = import_module("lapwing.api.tune")
-    monkeypatch.setattr(front.distributed, "many", lambda: True)
+    monkeypatch.setattr(front.distributed, "is_distributed", lambda: True)
     with pytest.raises(lw.StructureError, match=f"{type(solver).__name__}.* one process"):
         front._Choice(True, front._curvature("network"), False).check_em(posterior, lw.EM(solver=solver), None)
 
@@ -160,21 +160,21 @@ def by_products(n_samples: int = 8) -> tuple[_Em, lw.Posterior, Tensor]:
 def test_unasked_samples_are_solved_as_closely_as_gamma_is_known():
     em, posterior, H = by_products()
     P = H + torch.diag(posterior.prior.P0.diagonal)
-    state = em.started(seeded(0))
+    state = em.initial_state(seeded(0))
     draws = state.solved.draws
     miss = draws.zeta - torch.linalg.solve(P, draws.pull(draws.precisions, draws.scales).T).T
     energy = torch.einsum("kp,pq,kq->k", miss, P, miss)
     gamma = float(torch.trace(torch.linalg.solve(P, H)))
     assert 1e-12 < float(energy.max()) < 0.25 * (2 * gamma / len(miss)) ** 0.5
-    closely = replace(em, solver=replace(em.solver, cg=lw.CG(1e-9))).started(seeded(0))
+    closely = replace(em, solver=replace(em.solver, cg=lw.CG(1e-9))).initial_state(seeded(0))
     assert state.solved.n_products < closely.solved.n_products
 
 
 def test_known_products_save_a_pass(monkeypatch: pytest.MonkeyPatch):
     em, posterior, _ = by_products()
-    before = em.started(seeded(0)).solved
+    before = em.initial_state(seeded(0)).solved
     moved = posterior.with_prior(posterior.prior.with_precisions(2 * posterior.prior.precisions))
-    system = System(moved.prior.P0, moved.part_scales, em.solver.near(moved))
+    system = System(moved.prior.P0, moved.part_scales, em.solver.preconditioner(moved))
     found, passes = [], []
     for products in (None, before.products):
         counted: list[int] = []
@@ -219,7 +219,7 @@ def _counted(H: GaussNewton, calls: list[int], v: Tensor, scales: Tensor) -> Ten
 
 
 def source_of(posterior: lw.Posterior, data: Any) -> Any:
-    return partial(observed, as_batches(data), posterior.likelihood, posterior.sites, progress=False)
+    return partial(encoded_batches, as_batches(data), posterior.likelihood, posterior.sites, progress=False)
 
 
 def test_distances_are_from_the_priors_mean():
@@ -463,5 +463,5 @@ def test_the_quieter_objective():
     S = oracle.functional_cov(J, Sigma)
     whole = torch.einsum("nkp,nkl,nlp->", J, Lambda, J)
     in_prior = torch.einsum("nkp,nkl,nlm,nmo,nop->", J, Lambda, S, Lambda, J)
-    shares = [target_share(em.H, em.started(seeded(s)).solved.draws, posterior.part_scales) for s in range(20)]
+    shares = [target_share(em.H, em.initial_state(seeded(s)).solved.draws, posterior.part_scales) for s in range(20)]
     assert abs(sum(shares) / 20 - float(1 - in_prior / whole)) < 0.05

@@ -20,8 +20,8 @@ from lapwing.predictive.link_rules import DEFAULT, PROBIT
 from lapwing.tuning.evidence.variables import _log_scale_bounds
 from lapwing.tuning.validation.held_out import HeldOut as HeldOutPass
 from lapwing.tuning.validation.held_out import Shift
-from lapwing.tuning.validation.scoring import Freedom, Score, _best_on
-from lapwing.tuning.validation.search import GRID, NO_SPREAD, Candidate
+from lapwing.tuning.validation.scoring import Freedom, HeldOutScore, _best_on
+from lapwing.tuning.validation.search import GRID, NETWORK_SCALE, Candidate
 from oracle import assert_close
 
 # --- the 1-h-1 networks on a noisy sine ------------------------------------------------------------------------
@@ -456,7 +456,7 @@ def test_labels_that_are_all_right_do_not_make_a_network_much_surer():
 def test_validation_with_known_noise_is_brute_force():
     case = HeldOut.of("gaussian")
     tuned = validated(lw.fit(case.model, case.train, lw.Gaussian(noise_std=0.07), prior=1.0, structure="full"), case)
-    scales = [*GRID.tolist(), NO_SPREAD]
+    scales = [*GRID.tolist(), NETWORK_SCALE]
     scores = [case.nll(scale, 0.07) for scale in scales]
     tried = tuned.history[:-1]
     assert [step.scale for step in tried] == pytest.approx(scales)
@@ -479,8 +479,8 @@ def test_a_temperature_pays_for_itself_once_for_all_terms():
 
 def test_what_a_candidate_pays_for():
     """Nothing for the network read as usual; else for its mean, temperature, link and scale."""
-    plain = Candidate(0, 1.0, "network", Score(0.3, 1.0, DEFAULT))
-    other = Candidate(0, 100.0, "linear", Score(0.3, 1.5, PROBIT, cost=0.7))
+    plain = Candidate(0, 1.0, "network", HeldOutScore(0.3, 1.0, DEFAULT))
+    other = Candidate(0, 100.0, "linear", HeldOutScore(0.3, 1.5, PROBIT, cost=0.7))
     assert plain.cost == 0
     assert other.cost == pytest.approx(2.0 + 0.7 + 0.5 + 0.5)
 

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 import lapwing as lw
 from lapwing.predictive.link_rules import DEFAULT
-from lapwing.tuning.validation.scoring import Score, _as_far_as_sure, _best_log_factor
-from lapwing.tuning.validation.search import NO_SPREAD, Candidate, averaged
+from lapwing.tuning.validation.scoring import HeldOutScore, _best_log_factor, _cautious_log_factor
+from lapwing.tuning.validation.search import NETWORK_SCALE, Candidate, averaged
 
 SCALES = [1e-2, 1e-1, 1.0, 1e1, 1e2]
 
 
 def candidate(scale: float, nll: float, mean: str = "network") -> Candidate:
-    return Candidate(0, scale, mean, Score(nll, 1.0, DEFAULT))
+    return Candidate(0, scale, mean, HeldOutScore(nll, 1.0, DEFAULT))
 
 
 def chosen(nll_of: dict[float, float], n: int, moved: Tensor | None = None) -> Candidate:
@@ -39,10 +39,10 @@ def test_many_rows_pick_the_best_scale() -> None:
 
 def test_few_rows_that_prefer_no_spread_by_a_hair_keep_some() -> None:
     """0.01 nats a row over ten rows are nothing: the best is no spread at all, the average is not."""
-    nll = dict.fromkeys(SCALES, 1.0) | {NO_SPREAD: 0.99}
-    assert min(nll, key=lambda s: nll[s]) == NO_SPREAD
+    nll = dict.fromkeys(SCALES, 1.0) | {NETWORK_SCALE: 0.99}
+    assert min(nll, key=lambda s: nll[s]) == NETWORK_SCALE
     assert 0.1 <= chosen(nll, 10).scale <= 10.0
-    assert chosen(nll, 100_000).scale == NO_SPREAD
+    assert chosen(nll, 100_000).scale == NETWORK_SCALE
 
 
 @pytest.mark.parametrize(("gain", "noise", "moves"), [(0.5, 0.1, True), (0.5, 10.0, False), (0.02, 0.0, False)])
@@ -69,11 +69,11 @@ def test_row_scores_add_up_to_the_search_s_own_score() -> None:
     for likelihood, (n_outputs, y) in targets.items():
         model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, n_outputs)).double()
         posterior = lw.fit(model, (x[:40], y[:40]), likelihood)
-        ladder = {s: scaled(posterior, s) for s in (0.1, 10.0)}
-        precisions = [each.precision for each in ladder.values()]
+        by_scale = {s: scaled(posterior, s) for s in (0.1, 10.0)}
+        precisions = [each.precision for each in by_scale.values()]
         data = HeldOut.of(posterior, as_batches((x[40:], y[40:])), precisions, [], MOST_COMPARED, False)
         free = likelihood == "regression"
-        for c in search._all_candidates(posterior, data, list(ladder), free):
+        for c in search._all_candidates(posterior, data, list(by_scale), free):
             found = search._rows(data, c)
             assert len(found) == 20
             assert abs(float(found.mean()) + c.score.nll) < 1e-10, (likelihood, c)
@@ -119,6 +119,6 @@ def test_an_outlier_is_no_noise() -> None:
     q = torch.linspace(0.2, 1.8, 30, dtype=torch.float64)
     outlier = torch.cat([q[:-1], torch.tensor([100.0], dtype=torch.float64)])
     assert _best_log_factor(float(outlier.sum()), 30, 0.25) > 0.5
-    assert _as_far_as_sure(outlier, 1, 0.25) == 0.0
-    assert _as_far_as_sure(4 * q, 1, 0.25) == _best_log_factor(float(4 * q.sum()), 30, 0.25)
-    assert _as_far_as_sure(outlier[:1], 1, 0.25) == 0.0
+    assert _cautious_log_factor(outlier, 1, 0.25) == 0.0
+    assert _cautious_log_factor(4 * q, 1, 0.25) == _best_log_factor(float(4 * q.sum()), 30, 0.25)
+    assert _cautious_log_factor(outlier[:1], 1, 0.25) == 0.0

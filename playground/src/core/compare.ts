@@ -18,7 +18,7 @@ import { Matrix, squared } from './matrix'
 import { Network } from './network'
 import { functionDraws, outputGaussian, type Posterior, probe, weightDraws } from './posterior'
 import { meanProbabilities, moments, sampledOutputs } from './predictive'
-import { gradient, logLikelihood, loss } from './training'
+import { gradient, logLikelihood, loss, Training } from './training'
 
 type Nested = number | readonly Nested[]
 
@@ -101,9 +101,12 @@ interface Setting {
 function trainingOf({ each, network, theta, data }: Setting): Record<string, ArrayLike<number>> {
   const unit = network.nOutputs > 1 ? new Categorical() : new Gaussian(1)
   const { decay } = each.inputs
+  const training = new Training(network, theta.slice(), unit, data, decay, { steps: 10, rate: 0.02 })
+  while (!training.finished) training.step()
   return {
     loss: [loss(network, theta, unit, data, decay)],
     gradient: gradient(network, theta, unit, data, decay),
+    after_training: training.theta,
   }
 }
 

@@ -8,7 +8,7 @@
 import type { Data } from './data'
 import { eigenSymmetric } from './eigen'
 import type { Likelihood } from './likelihoods'
-import { dot, gram, Matrix, squared } from './matrix'
+import { gram, Matrix, squared, timesTransposed } from './matrix'
 import type { Network } from './network'
 
 export type Structure = 'full' | 'diag' | 'last_layer'
@@ -56,14 +56,7 @@ export function whitenedRows(network: Network, theta: Float64Array, likelihood: 
 /** Rows of a Jacobian in the coordinates of the spectrum: J Qᵀ, (N·C, P). */
 export function rotated(at: Spectrum, J: Matrix): Matrix {
   const used = J.columnsFrom(at.start)
-  if (at.basis === null) return used
-  const made = new Matrix(used.rows, at.values.length)
-  for (let i = 0; i < used.rows; i++) {
-    const row = used.row(i)
-    const to = made.row(i)
-    for (let k = 0; k < to.length; k++) to[k] = dot(at.basis.row(k), row)
-  }
-  return made
+  return at.basis === null ? used : timesTransposed(used, at.basis)
 }
 
 /** The same H for another noise: H = c × what it was. */

@@ -46,7 +46,8 @@ export class Categorical implements Likelihood {
 }
 
 export function logSumExp(f: Float64Array): number {
-  const largest = Math.max(...f)
+  let largest = -Infinity
+  for (const x of f) largest = Math.max(largest, x)
   let total = 0
   for (const x of f) total += Math.exp(x - largest)
   return largest + Math.log(total)

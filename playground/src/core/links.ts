@@ -81,20 +81,23 @@ function logAlpha({ m, variances }: Marginals): Float64Array {
   })
 }
 
-/** The mean of softmax(m + R ε) over the rows of eps, R Rᵀ = V. */
+/** The mean of softmax(m + R ε) over the rows of eps, R Rᵀ = V. Written out: it runs for every pixel of the map. */
 function monteCarlo(m: Float64Array, cov: Matrix, eps: Matrix): Float64Array {
-  const R = cholesky(cov)
+  const R = cholesky(cov).data
   const c = m.length
   const total = new Float64Array(c)
-  const f = new Float64Array(c)
+  const p = new Float64Array(c)
   for (let s = 0; s < eps.rows; s++) {
-    const e = eps.row(s)
+    let largest = -Infinity
     for (let i = 0; i < c; i++) {
-      f[i] = m[i]
-      for (let j = 0; j <= i; j++) f[i] += R.data[i * c + j] * e[j]
+      let f = m[i]
+      for (let j = 0; j <= i; j++) f += R[i * c + j] * eps.data[s * c + j]
+      p[i] = f
+      largest = Math.max(largest, f)
     }
-    const p = softmax(f)
-    for (let i = 0; i < c; i++) total[i] += p[i] / eps.rows
+    let sum = 0
+    for (let i = 0; i < c; i++) sum += p[i] = Math.exp(p[i] - largest)
+    for (let i = 0; i < c; i++) total[i] += p[i] / sum
   }
-  return total
+  return total.map((t) => t / eps.rows)
 }

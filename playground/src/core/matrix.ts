@@ -41,12 +41,31 @@ export function dot(a: Float64Array, b: Float64Array): number {
   return total
 }
 
-/** A Bᵀ. Both are read along their rows, which is the fast way through memory. */
+/** A Bᵀ, both read along their rows. Four rows of B at once, since one sum waits for its own last addition. */
 export function timesTransposed(a: Matrix, b: Matrix): Matrix {
   const made = new Matrix(a.rows, b.rows)
+  const n = a.cols
+  const B = b.data
   for (let i = 0; i < a.rows; i++) {
     const row = a.row(i)
-    for (let j = 0; j < b.rows; j++) made.data[i * b.rows + j] = dot(row, b.row(j))
+    const to = made.row(i)
+    let j = 0
+    for (; j + 4 <= b.rows; j += 4) {
+      let [s0, s1, s2, s3] = [0, 0, 0, 0]
+      let at = j * n
+      for (let k = 0; k < n; k++, at++) {
+        const x = row[k]
+        s0 += x * B[at]
+        s1 += x * B[at + n]
+        s2 += x * B[at + 2 * n]
+        s3 += x * B[at + 3 * n]
+      }
+      to[j] = s0
+      to[j + 1] = s1
+      to[j + 2] = s2
+      to[j + 3] = s3
+    }
+    for (; j < b.rows; j++) to[j] = dot(row, b.row(j))
   }
   return made
 }

@@ -37,7 +37,7 @@ def _joint_entropies(
 def _extended(
     joint: Float[Tensor, "s m"], weight: Float[Tensor, " m"], p: Float[Tensor, "s c"], generator: torch.Generator
 ) -> tuple[Float[Tensor, "s k"], Float[Tensor, " k"]]:
-    """Combinations with one more label; of many some are drawn by their probability, and weighted 1/(m p)."""
+    """Combinations with one more label; of too many, some are drawn by their probability and weighted 1/(m p)."""
     every = (joint[:, :, None] * p[:, None]).flatten(1)
     weights = weight.repeat_interleave(p.shape[1])
     if every.shape[1] <= _MOST_COMBINATIONS:

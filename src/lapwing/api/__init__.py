@@ -1,1 +1,4 @@
-"""The public functions: words and objects of the user become objects of the library, here and nowhere else."""
+"""The public functions.
+
+Strings and objects of the user are converted to objects of the library here, and only here.
+"""

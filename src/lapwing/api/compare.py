@@ -1,4 +1,4 @@
-"""Models ranked by their evidence."""
+"""Rank models by their evidence."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from math import exp
 from typing import Any
 
 from lapwing.errors import InputError, InputTypeError, warn
-from lapwing.posterior import Posterior
+from lapwing.posterior import Posterior, Run
 from lapwing.runtime.sandbox import plain_tensors
 
 
 @dataclass(frozen=True)
 class Rank:
-    """One model's place."""
+    """A model in a comparison."""
 
     name: str
     log_evidence: float
-    behind: float  # nats behind the best
-    probability: float  # of the model, all being equally likely before the data
+    behind: float  # difference to the best, in nats
+    probability: float  # posterior probability of the model, under equal prior probabilities
     n_parameters: int
     effective_dimension: float
     structure: str
-    evidence_at: str  # "linear mode" or "trained weights"
+    evidence_at: str  # "linear mode", "trained weights", or "lower bound"
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Ranks, best first; print it for a table."""
+    """Models by decreasing evidence; print it for a table."""
 
     ranks: tuple[Rank, ...]
     caveats: tuple[str, ...]  # why the numbers may not be comparable
@@ -59,17 +59,27 @@ class Comparison:
 
 @plain_tensors()
 def compare(posteriors: Sequence[Posterior] | Mapping[str, Posterior]) -> Comparison:
-    """Rank models of the same data by log p(D): a list, or a mapping from names.
+    """Rank models of the same data by log p(D): a list, or a mapping from names, of posteriors or runs of lw.train.
 
-    Evidences compare across architectures, sizes and priors. They do not compare across structures, whose determinants
-    are approximated differently, nor between the trained weights and the linear mode; then a warning says so.
+    The evidence is comparable across architectures, sizes and priors. It is not comparable across structures, which
+    approximate the determinant differently, nor between the trained weights and the linear mode; a warning says so.
+    For posteriors from lw.train the ELBO is used, a lower bound on log p(D); a Laplace evidence is not a bound. If
+    there are both, bounds are ranked separately, after the others.
     """
     named = _named(posteriors)
     caveats = tuple(_caveats(list(named.values())))
     for caveat in caveats:
         warn(caveat)
-    scores = {name: float(p.log_evidence().detach()) for name, p in named.items()}
-    top = max(scores.values())
+    fitted = {name: p for name, p in named.items() if p.trained is None}
+    trained = {name: p for name, p in named.items() if p.trained is not None}
+    return Comparison((*_ranked(fitted), *_ranked(trained)), caveats)
+
+
+def _ranked(named: Mapping[str, Posterior]) -> list[Rank]:
+    """Ranks of comparable numbers, best first."""
+    scores = {name: _score(p) for name, p in named.items()}
+    top = max(scores.values(), default=0.0)
+    # Relative to the best model, as evidences themselves underflow.
     total = sum(exp(score - top) for score in scores.values())
     ranks = [
         Rank(
@@ -84,14 +94,15 @@ def compare(posteriors: Sequence[Posterior] | Mapping[str, Posterior]) -> Compar
         )
         for name, p in named.items()
     ]
-    return Comparison(tuple(sorted(ranks, key=lambda rank: rank.behind)), caveats)
+    return sorted(ranks, key=lambda rank: rank.behind)
 
 
 def _named(posteriors: Any) -> dict[str, Posterior]:
     if isinstance(posteriors, Posterior) or not isinstance(posteriors, Sequence | Mapping):
         came = type(posteriors).__name__
         raise InputTypeError(f"compare: expected a list of posteriors or a mapping from names to them, got {came}.")
-    named = dict(posteriors) if isinstance(posteriors, Mapping) else {str(i): p for i, p in enumerate(posteriors)}
+    given = dict(posteriors) if isinstance(posteriors, Mapping) else {str(i): p for i, p in enumerate(posteriors)}
+    named = {name: value.posterior if isinstance(value, Run) else value for name, value in given.items()}
     if not named:
         raise InputError("compare: expected at least one posterior, got none.")
     for name, value in named.items():
@@ -108,19 +119,37 @@ def _named(posteriors: Any) -> dict[str, Posterior]:
     return {str(name): p for name, p in named.items()}
 
 
+def _score(posterior: Posterior) -> float:
+    return float(posterior.log_evidence().detach()) if posterior.trained is None else posterior.trained.elbo
+
+
 def _point(posterior: Posterior) -> str:
+    if posterior.trained is not None:
+        return "lower bound"
     return "trained weights" if posterior.expansion is None else "linear mode"
 
 
 def _caveats(posteriors: list[Posterior]) -> list[str]:
+    """Reasons why the numbers may not be comparable."""
     caveats = []
-    structures = sorted({p.structure.described for p in posteriors})
+    structures = sorted({p.structure.described for p in posteriors if p.trained is None})
     if len(structures) > 1:
         caveats.append(
             f"The posteriors have different structures ({', '.join(structures)}): their log determinants are "
             "approximated differently, and differences of the evidence may be differences of the approximation."
         )
-    points = sorted({_point(p) for p in posteriors})
+    tempered = [p.trained.beta for p in posteriors if p.trained is not None and p.trained.beta != 1]
+    if tempered:
+        caveats.append(
+            f"The bound of a posterior that was trained with β = {tempered[0]:.3g} is at β = 1, which is not what was "
+            "maximised: another with the same network would have a higher one."
+        )
+    if 0 < sum(p.trained is not None for p in posteriors) < len(posteriors):
+        caveats.append(
+            "Some numbers are lower bounds on log p(D) (ELBO), others Laplace approximations of it, which may lie on "
+            "either side: they are ranked apart."
+        )
+    points = sorted({_point(p) for p in posteriors if p.trained is None})
     if len(points) > 1:
         caveats.append(
             f"The evidence is taken at different points ({' and '.join(points)}): tune all models with the same mode."

@@ -1,4 +1,4 @@
-"""lw.merge: posteriors of disjoint data on the same network, joined. H = Σ_k H_k + P₀; the prior counts once."""
+"""lw.merge: join posteriors that were fitted on disjoint data. H = Σ_k H_k + P₀; the prior counts once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from lapwing.storage.binding import same_networks
 
 @plain_tensors()
 def merge(posteriors: Sequence[Posterior]) -> Posterior:
-    """The posterior of all their data: what one fit on the union would give, in any order up to rounding.
+    """The posterior of all the data: that of one fit on their union, up to rounding.
 
-    Curvatures and statistics add and the prior counts once. All must be of the same network, with the same parameters,
-    prior, likelihood, structure and kind of curvature. Their data must be disjoint, which cannot be seen from here: a
-    datum that two of them have seen counts twice. Noise that was estimated is estimated anew from all the data.
+    Curvatures and statistics add, and the prior counts once. All posteriors must have the same network, parameters,
+    prior, likelihood, structure and kind of Fisher. Their data must be disjoint, which is not checked: a datum in two
+    of them counts twice. Estimated noise is re-estimated from all the data.
     """
     first, *others = _checked(posteriors)
     if not others:
@@ -29,6 +29,7 @@ def merge(posteriors: Sequence[Posterior]) -> Posterior:
     joined = first.with_estimate(first.estimate.joined([other.estimate for other in others]))
     likelihood = _likelihood(first, others, joined.estimate.statistics.likelihood)
     chunk_floats = min(p.chunk_floats for p in (first, *others))
+    # A tuning history is kept only if all posteriors share it.
     same_path = all(other.history == first.history for other in others)
     untuned = all(p.untuned for p in (first, *others))
     history = first.history if same_path else ()
@@ -36,6 +37,7 @@ def merge(posteriors: Sequence[Posterior]) -> Posterior:
 
 
 def _checked(posteriors: Any) -> list[Posterior]:
+    """The posteriors as a list; raises if they cannot be merged."""
     if isinstance(posteriors, Posterior) or not isinstance(posteriors, list | tuple):
         raise InputTypeError(f"merge: expected a list of posteriors, got {type(posteriors).__name__}.")
     if not posteriors:
@@ -61,7 +63,7 @@ def _checked(posteriors: Any) -> list[Posterior]:
 
 
 def _difference(a: Posterior, b: Posterior) -> str | None:
-    """The first thing in which two posteriors differ, besides their data."""
+    """The first difference between two posteriors other than their data; None if there is none."""
     same = {
         "other parameters are inferred": a.layout == b.layout,
         f"the structure is {a.structure} and {b.structure}": a.structure == b.structure,
@@ -107,7 +109,7 @@ def _equal(x: Any, y: Any) -> bool:
 
 
 def _likelihood(first: Posterior, others: Sequence[Posterior], statistics: torch.Tensor) -> Likelihood:
-    """The likelihood of all the data; noise that tuning chose must have been chosen for all of them alike."""
+    """The likelihood of all the data. Raises if they were tuned to different noise levels."""
     likelihood = first.likelihood
     if not isinstance(likelihood, Gaussian) or not likelihood.estimated:
         return likelihood

@@ -1,4 +1,4 @@
-"""The front door to refinement: words in, a better Gaussian for the same linear model out."""
+"""lw.refine: check arguments, convert words to objects, and call the refinement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from lapwing import refinement
 from lapwing.api import words
-from lapwing.data.targets import observed
+from lapwing.data.targets import encoded_batches
 from lapwing.errors import InputError, InputTypeError, StructureError
 from lapwing.linear_model import in_fixed_order
 from lapwing.planning import parse_memory
@@ -19,10 +19,10 @@ from lapwing.runtime import distributed
 from lapwing.runtime.arguments import counted, seeded
 from lapwing.runtime.sandbox import plain_tensors, random_state_kept
 
-_MOST_STORED = 1 << 28  # entries of a Jacobian of all the data: 2 GiB
+_MOST_STORED = 1 << 28  # entries of the Jacobian of all data: 2 GiB
 
 
-@distributed.together("lw.refine")
+@distributed.collective_call("lw.refine")
 @plain_tensors()
 def refine(
     posterior: Posterior,
@@ -35,22 +35,22 @@ def refine(
     progress: bool | None = None,
     generator: torch.Generator | None = None,
 ) -> Posterior:
-    """A better Gaussian for the linear model h(x) = f(x) + J(x)(θ − θ̃) under the posterior's prior; a new posterior.
+    """Refine a posterior of the linear model h(x) = f(x) + J(x)(θ − θ̃); returns a new posterior.
 
-    Training rarely ends at a mode of this model. `by="laplace"` moves the mean to its mode, by Newton's method, and
-    evaluates the curvature anew at the outputs there, in the posterior's own structure. `by="vi"` and `by="vi_diag"`
-    fit the Gaussian, with all covariances or with variances only, that maximises the evidence lower bound
-    ELBO = E_q[Σ log p(y | h)] − KL(q ‖ prior): `posterior.refinement.elbo`.
+    Training rarely ends at a mode of the linear model. `by="laplace"` moves the mean to its mode by Newton's method,
+    and re-estimates the curvature at the outputs there, in the posterior's own structure. `by="vi"` and `by="vi_diag"`
+    fit the Gaussian, with full or diagonal precision, that maximises the evidence lower bound ELBO = E_q[Σ log p(y |
+    h)] − KL(q ‖ prior), which is `posterior.refinement.elbo`.
 
-    Predictions are then around f + J (μ − θ̃). `posterior.refinement` tells the path, whether it converged and what it
-    cost. `data`: the training data, those of `fit` unless given. `memory`: what the Jacobian of all data may take,
-    2 GiB unless given; where it does not fit, "laplace" visits the network again in every step, and the others refuse.
-    `preset="immer2021"`: the settings of Immer, Korzepa and Bauer (2021), which stop before convergence. `max_steps`:
-    of "vi" and "vi_diag", at most; the first dozen gain most. `generator`: for draws of weights, and for expectations
-    over more outputs than quadrature can take.
+    Predictions are then centred at f + J (μ − θ̃). `posterior.refinement` records the path, convergence and cost.
+    `data`: the training data (default: those of `fit`). `memory`: for the Jacobian of all data (default: 2 GiB); if it
+    does not fit, "laplace" runs the network again in every step, and the others raise. `preset="immer2021"`: the
+    settings of Immer, Korzepa and Bauer (2021), which stop before convergence. `max_steps`: limit for "vi" and
+    "vi_diag"; the first dozen steps gain most. `generator`: for draws of weights, and for expectations over too many
+    outputs for quadrature.
 
-    Refine last: a refined posterior is of one prior and one likelihood. A temperature, link or mean that held-out data
-    chose for another mean is dropped.
+    Refine last: a refined posterior is valid for one prior and one likelihood. A temperature, link or mean that was
+    chosen on held-out data is dropped.
     """
     if not isinstance(posterior, Posterior):
         raise InputTypeError(f"refine: expected a Posterior from lw.fit or lw.tune, got {type(posterior).__name__}.")
@@ -58,7 +58,7 @@ def refine(
         posterior.check_unrefined("refine")
     settings = _CONVERGED if preset is None else words.choose("preset", preset, {"immer2021": _IMMER2021})
     ways = {"laplace": settings.laplace, "vi": settings.vi, "vi_diag": settings.vi_diag}
-    way = _stopped(words.choose("by", by, ways), max_steps)
+    way = _limited(words.choose("by", by, ways), max_steps)
     most = _MOST_STORED if memory is None else max(1, parse_memory(memory) // 8)
     draws = seeded(generator)
     _check(posterior)
@@ -71,8 +71,10 @@ def refine(
     posterior = posterior.covering(batches)
     with random_state_kept(), torch.no_grad():
         fixed = in_fixed_order(batches)
-        source = partial(observed, fixed, posterior.likelihood, posterior.sites, progress=progress, what="refine")
-        passes = refinement.Passes(source)
+        source = partial(
+            encoded_batches, fixed, posterior.likelihood, posterior.sites, progress=progress, what="refine"
+        )
+        passes = refinement.CountedPasses(source)
         if isinstance(way, refinement.Variational):
             return refinement.refine_variational(posterior, passes, most, way, generator=draws)
         return refinement.refine_laplace(posterior, passes, most, way)
@@ -80,6 +82,8 @@ def refine(
 
 @dataclass(frozen=True)
 class _Settings:
+    """The three methods with the hyperparameters of a preset."""
+
     laplace: refinement.Adam | None  # None: Newton
     vi: refinement.Variational
     vi_diag: refinement.Variational
@@ -97,7 +101,7 @@ _IMMER2021 = _Settings(
 )
 
 
-def _stopped(
+def _limited(
     way: refinement.Adam | refinement.Variational | None, max_steps: int | None
 ) -> refinement.Adam | refinement.Variational | None:
     if max_steps is None:

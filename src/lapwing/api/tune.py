@@ -1,4 +1,4 @@
-"""The front door to tuning: words in, a posterior with better hyperparameters out."""
+"""lw.tune: check arguments, convert words to objects, and call the tuning."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import torch
 
 from lapwing import priors, refinement, tuning
 from lapwing.api import words
-from lapwing.curvature import NOT_KEPT, Exact, Keeper
+from lapwing.curvature import NO_CHECKPOINT, Exact, ModelSummary, PassCheckpoint
 from lapwing.data import Batches
-from lapwing.data.targets import observed
+from lapwing.data.targets import encoded_batches
 from lapwing.errors import InputError, InputTypeError, StructureError
 from lapwing.likelihoods import Gaussian
 from lapwing.linear_model import design, in_fixed_order, is_stored
 from lapwing.network.products import Source
-from lapwing.planning import MOST_STORED
+from lapwing.planning import MOST_STORED, pass_macs
 from lapwing.posterior import Posterior, evidence
 from lapwing.posterior.diagnosis import TRUST_MARGIN
 from lapwing.posterior.findings import training_gap
@@ -31,15 +31,16 @@ from lapwing.runtime.sandbox import plain_tensors, random_state_kept
 from lapwing.storage import Checkpoint, InStep, tuning_binding
 from lapwing.tuning import em
 
-_MOST_AVERAGED = 20_000  # columns of an exact curvature that are averaged where the fit took a sketch to save time
-_FEW = 16  # inputs on which normalised groups are confirmed
+# Outputs × data above which a sketched curvature is not averaged, which would cost an exact pass.
+_MOST_AVERAGED = 20_000
+_FEW = 16  # inputs for the test of normalised groups
 _NO_MODE = (
     "The evidence was taken at the trained weights: the search for the linear model's own mode takes passes over the "
     'training data that the budget does not have. lw.tune(..., budget=20), or budget="exact", pays for it.'
 )
 
 
-@distributed.together("lw.tune")
+@distributed.collective_call("lw.tune")
 @plain_tensors()
 def tune(
     posterior: Posterior,
@@ -59,29 +60,33 @@ def tune(
     every: float = 60,
     generator: torch.Generator | None = None,
 ) -> Posterior:
-    """Choose prior precisions, and a Gaussian noise that was left to be estimated; a new posterior.
+    """Choose prior precisions, and the noise of a Gaussian likelihood if it is to be estimated; returns a new
+    posterior.
 
-    `by`: "evidence" (gradients), "fixed_point" (MacKay), "em" (samples of the posterior under the full GGN, for large
-    models; or `lw.EM(...)`, drawn with `generator`) or "validation" (held-out NLL alone). `groups`: one precision for
-    each ("one", "layer", "tensor", "normalised"); None keeps the prior's own, but gives a network with
-    normalisation layers one precision per normalised group if the prior has only one. `mode`: the evidence at the
-    linear model's own mode, for which the training data are visited (those of `fit` unless given), or at the trained
-    weights ("network", classic). `predictive_mean="linear_mode"` predicts around that mode.
+    `by`: "evidence" (gradients of the marginal likelihood), "fixed_point" (MacKay), "em" (posterior samples under the
+    full GGN, for large models; or `lw.EM(...)`, which uses `generator`) or "validation" (held-out NLL alone).
+    `groups`: one precision for each ("one", "layer", "tensor", "normalised"); None keeps the groups of the prior,
+    except that a network with normalisation layers and a single precision gets one precision per normalised group.
+    `mode`: evaluate the evidence at the linear model's mode ("linear"), which takes passes over the training data
+    (default: those of `fit`), or at the trained weights ("network", classic). `predictive_mean="linear_mode"` centres
+    predictions at that mode.
 
-    `curvature_at`: the curvature at the "network"'s outputs; anew at those of the "linear_mode"; or averaged over the
-    outputs that the tuned "posterior" holds possible. None averages that of classes where the training data are
-    predicted much worse than by the network alone and no held-out data are there to say so, else keeps the network's.
+    `curvature_at`: the curvature at the outputs of the "network"; re-estimated at those of the "linear_mode"; or
+    averaged over the "posterior" predictive distribution of the outputs. None averages it for classifiers if the
+    training data are predicted much worse than by the network alone and there are no held-out data; otherwise it keeps
+    the network's.
 
-    `validation`, held-out data: the evidence decides the relative precisions; held-out NLL decides their common scale,
-    the noise or the temperature of the classes, the mean and the link.
+    `validation`, held-out data: the evidence decides the relative precisions. Held-out NLL decides their common scale,
+    the noise or temperature, the mean and the link.
 
-    `budget`: passes over the training data (a number), a time such as "30s", "fast" (none: the evidence at the trained
-    weights), "balanced" (the default: at most about what the fit took) or "exact" (to rounding). The best so far is
-    returned, and `diagnose()` says what was left open. `mean="network"` keeps predictions around the network's own
-    outputs, also where held-out data would move them; "linear_mode" moves them to the linear model's mode.
+    `budget`: passes over the training data (a number), a time such as "30s", "fast" (no passes: the evidence at the
+    trained weights), "balanced" (default: at most about the cost of the fit) or "exact" (to rounding). If it is used
+    up, the best posterior so far is returned, and `diagnose()` reports what has not converged. `mean="network"` keeps
+    predictions centred at the network's outputs even if held-out data favour another mean; "linear_mode" centres them
+    at the mode.
 
-    `checkpoint` names a directory where the search for the linear model's mode writes down how far it is every so many
-    seconds; after an interruption the same call goes on from there, to the same bits.
+    `checkpoint` is a directory where the search for the mode stores its progress every `every` seconds. After an
+    interruption the same call resumes, with bit-identical results.
     """
     if not isinstance(posterior, Posterior):
         raise InputTypeError(f"tune: expected a Posterior from lw.fit, got {type(posterior).__name__}.")
@@ -110,11 +115,11 @@ def tune(
         posterior = _grouped(posterior, groups, data, by_evidence=method is not None)
     if isinstance(method, em.EM):
         choice.check_em(posterior, method, checkpoint)
-        posterior = choice.sampled(posterior, method, data, noise, _for_samples(generator), progress)
+        posterior = choice.sampled(posterior, method, data, noise, _sampling_generator(generator), progress)
     elif method is not None:
         asked = {"by": by, "noise": noise, "mode": mode, "curvature_at": curvature_at}
-        keeping = _Keeping(asked, checkpoint, every)
-        posterior = choice.tuned(posterior, method, data, noise, progress, keeping, spend)
+        storing = _CheckpointOptions(asked, checkpoint, every)
+        posterior = choice.tuned(posterior, method, data, noise, progress, storing, spend)
     if held_out is None:
         return posterior
     with random_state_kept():
@@ -123,28 +128,31 @@ def tune(
 
 
 @dataclass(frozen=True)
-class _Keeping:
-    """Where progress is written down, if anywhere, and how often."""
+class _CheckpointOptions:
+    """Where to store progress (None: nowhere), and how often."""
 
     asked: dict[str, Any]
     directory: str | os.PathLike[str] | None
     every: float
 
     @contextmanager
-    def keeper(self, posterior: Posterior, source: Source) -> Iterator[Keeper]:
+    def checkpoint(self, posterior: Posterior, source: Source) -> Iterator[PassCheckpoint]:
         if self.directory is None:
-            yield NOT_KEPT
+            yield NO_CHECKPOINT
             return
         bound_to = tuning_binding(posterior, source(), self.asked)
-        kind = InStep if distributed.many() else Checkpoint
-        keeper = kind.of_tuning(self.directory, self.every, bound_to, posterior.linearised.network.device)
-        with keeper.going_on():
-            yield keeper
+        kind = InStep if distributed.is_distributed() else Checkpoint
+        checkpoint = kind.of_tuning(self.directory, self.every, bound_to, posterior.linearised.network.device)
+        with checkpoint.going_on():
+            yield checkpoint
 
 
 @dataclass(frozen=True)
 class _Curvature:
-    """Where the curvature is taken: at the linear mode, or over the posterior's outputs. None: let the data say."""
+    """Where to evaluate the curvature: at the linear mode, or averaged over the posterior.
+
+    None: decide by the data.
+    """
 
     at_mode: bool = False
     averaged: bool | None = None
@@ -163,13 +171,14 @@ def _curvature(word: str | None) -> _Curvature:
 
 @dataclass(frozen=True)
 class _Choice:
-    """Which point the evidence, the curvature and the predictive mean are taken at."""
+    """At which point evidence, curvature and predictive mean are evaluated."""
 
     linear_mode: bool
     curvature: _Curvature
     mean_at_mode: bool
 
     def check(self, posterior: Posterior) -> None:
+        """Raise for combinations of arguments that exclude each other."""
         structure = posterior.structure
         if self.curvature.at_mode and structure.n_points is not None:
             raise InputError(
@@ -201,40 +210,43 @@ class _Choice:
         data: Any,
         noise: bool,
         progress: bool | None,
-        keeping: _Keeping,
+        options: _CheckpointOptions,
         budget: tuning.Budget,
     ) -> Posterior:
+        """Tune by the evidence, at the trained weights or at the linear model's mode."""
         if not self.linear_mode or self._skips_the_mode(posterior, budget):
-            tuned = tuning.at_leisure(ascend, posterior, budget)(replace(posterior, expansion=None), noise=noise)
+            tuned = tuning.with_tolerance(ascend, posterior, budget)(replace(posterior, expansion=None), noise=noise)
             return tuned if not self.linear_mode else replace(tuned, left_open=(_NO_MODE,))
         batches = posterior.source if data is None else posterior.batches(data)
-        make = recurved = None
+        make = reestimated = None
         source: Source = tuple
         if batches is not None:
             fixed = in_fixed_order(batches)
             source = partial(
-                observed, fixed, posterior.likelihood, posterior.sites, progress=progress, what="linear mode"
+                encoded_batches, fixed, posterior.likelihood, posterior.sites, progress=progress, what="linear mode"
             )
             most = _most_stored(posterior)
             n = posterior.n_data
             work = budget.most_work(n)
             make = partial(design, posterior.linearised, source, n=n, most_floats=most, most_work=work)
-            recurved = partial(_recurved, source=source) if self.curvature.at_mode else None
-        with random_state_kept(), keeping.keeper(posterior, source) as keeper:
-            if posterior.estimate.in_expectation and batches is not None:  # over a posterior that is being replaced
-                posterior = refinement.curved_at(posterior, source, torch.zeros_like(posterior.linearised.theta))
+            budget = _with_default_passes(budget, posterior, source)
+            reestimated = partial(_reestimated, source=source) if self.curvature.at_mode else None
+        with random_state_kept(), options.checkpoint(posterior, source) as checkpoint:
+            # Averaged over the old posterior, which tuning replaces.
+            if posterior.estimate.in_expectation and batches is not None:
+                posterior = refinement.reestimated_at(posterior, source, torch.zeros_like(posterior.linearised.theta))
             tuned = tuning.tune_at_linear_mode(
-                posterior, ascend, make, noise=noise, recurved=recurved, keeper=keeper, budget=budget
+                posterior, ascend, make, noise=noise, reestimated=reestimated, checkpoint=checkpoint, budget=budget
             )
             if batches is not None and self._averages(tuned, fixed):
-                ascend = tuning.at_leisure(ascend, tuned, budget)
+                ascend = tuning.with_tolerance(ascend, tuned, budget)
                 tuned = ascend(refinement.averaged(tuned, source), noise=noise)
         if not self.mean_at_mode:
             return replace(tuned, readout=replace(tuned.readout, noise_std=_noise_around_network(tuned, noise)))
         return _around_mode(tuned)
 
     def _skips_the_mode(self, posterior: Posterior, budget: tuning.Budget) -> bool:
-        """Whether the mode would take passes over the training data that the budget does not have."""
+        """Whether the mode search would need more passes over the training data than the budget allows."""
         if tuning.quadratic_is_exact(posterior) or self.mean_at_mode or self.curvature.at_mode:
             return False
         n, most = posterior.n_data, _most_stored(posterior)
@@ -242,7 +254,7 @@ class _Choice:
         return not (stored or budget.affords_products())
 
     def _averages(self, tuned: Posterior, batches: Batches) -> bool:
-        """Whether the curvature is averaged over the outputs the posterior holds possible."""
+        """Whether to average the curvature over the posterior predictive distribution of the outputs."""
         if self.curvature.averaged is not None:
             return self.curvature.averaged
         if tuned.averages_functions or not refinement.can_average(tuned, _most_stored(tuned)):
@@ -271,7 +283,7 @@ class _Choice:
                 "EM(g_prior=True) gives every weight a precision of its own, which a Kronecker product cannot take. "
                 'Use structure="matrixfree", "lowrank", "diag" or "full".'
             )
-        if isinstance(settings.solver, em.SGD | em.Cholesky) and distributed.many():
+        if isinstance(settings.solver, em.SGD | em.Cholesky) and distributed.is_distributed():
             name = type(settings.solver).__name__
             raise StructureError(f"EM(solver=lw.{name}(...)) takes one process; ranks together can use lw.CG(...).")
 
@@ -284,13 +296,16 @@ class _Choice:
         generator: torch.Generator,
         progress: bool | None,
     ) -> Posterior:
-        """By sampling-based EM."""
+        """Tune by sampling-based EM."""
         batches = posterior.source if data is None else posterior.batches(data)
         if batches is None:
             raise InputError('tune(by="em") samples with the training data: lw.tune(posterior, data, by="em").')
         with random_state_kept(), torch.no_grad():
-            # Steps are long and samples come before the first of them, so passes over the data show how they go.
-            look = partial(observed, in_fixed_order(batches), posterior.likelihood, posterior.sites, progress=progress)
+            # A step takes long, and sampling starts before the first; progress bars on the passes over the data show
+            # that it runs.
+            look = partial(
+                encoded_batches, in_fixed_order(batches), posterior.likelihood, posterior.sites, progress=progress
+            )
             tuned = em.tune_by_em(
                 posterior,
                 partial(look, what="em, a pass over the data"),
@@ -304,27 +319,34 @@ class _Choice:
             return _around_mode(tuned) if self.mean_at_mode else tuned
 
 
-def _for_samples(generator: torch.Generator | None) -> torch.Generator:
-    """The user's, or one of a seed that nobody makes data with: draws equal to the features would be no draws."""
+def _sampling_generator(generator: torch.Generator | None) -> torch.Generator:
+    """The user's generator, or one with a seed that users are unlikely to generate data with: draws must not equal
+    them."""
     return torch.Generator().manual_seed(7_243_605_911_427) if generator is None else seeded(generator)
 
 
+def _with_default_passes(budget: tuning.Budget, posterior: Posterior, source: Source) -> tuning.Budget:
+    """More passes by default where they take little."""
+    x, _ = distributed.first_item(source)
+    return budget.by_default(pass_macs(ModelSummary(posterior.linearised, x), posterior.n_data))
+
+
 def _most_stored(posterior: Posterior) -> int:
-    """Entries of a Jacobian of all the data. `chunk_floats` is a third of what the budget of `fit` left over."""
+    """Entries allowed for the Jacobian of all data; `chunk_floats` is a third of what the fit's budget had left."""
     return min(MOST_STORED, 3 * posterior.chunk_floats)
 
 
 def _around_mode(tuned: Posterior) -> Posterior:
-    """Predictions around the linear model's mode."""
+    """Centre predictions at the linear model's mode."""
     shift = (tuned.linear_mode() - tuned.linearised.theta).detach()
     return replace(tuned, readout=replace(tuned.readout, shift=shift, noise_std=None))
 
 
 def _noise_around_network(posterior: Posterior, noise: bool) -> torch.Tensor | None:
-    """√(SSE of the network / (n − γ)), where that is more than the noise around the linear mode.
+    """√(SSE of the network / (n − γ)) if larger than the noise around the linear mode, else that noise.
 
-    The evidence measures the noise around h(x; θ_*). Predictions keep the network's own outputs as their mean, which
-    may miss the targets by more.
+    The evidence estimates the noise around h(x; θ_*). Predictions are centred at the network's own outputs, which may
+    have larger residuals.
     """
     likelihood = posterior.likelihood
     if not noise or not isinstance(likelihood, Gaussian) or not likelihood.estimated:
@@ -333,37 +355,38 @@ def _noise_around_network(posterior: Posterior, noise: bool) -> torch.Tensor | N
     gamma = evidence.effective_dimension_of_parts(
         posterior.curvature_at, posterior.part_scales.detach(), posterior.prior
     )
+    # γ may approach n, and the estimate then diverges: at least a fifth of the data count as degrees of freedom.
     left = torch.maximum(count - gamma, 0.2 * count)
     return torch.maximum((sse / left).sqrt(), likelihood.resolved().detach())
 
 
-def _recurved(posterior: Posterior, source: Any) -> Posterior:
-    """The same posterior with its curvature at the outputs of the linear mode."""
-    return refinement.curved_at(posterior, source, posterior.linear_mode() - posterior.linearised.theta)
+def _reestimated(posterior: Posterior, source: Any) -> Posterior:
+    """The same posterior with the curvature at the outputs of the linear mode."""
+    return refinement.reestimated_at(posterior, source, posterior.linear_mode() - posterior.linearised.theta)
 
 
 def _grouped(posterior: Posterior, groups: str | None, data: Any, *, by_evidence: bool) -> Posterior:
-    """The prior in the groups asked for. Without a wish, one precision becomes one per normalised group.
+    """Change the prior's groups as requested; by default one precision becomes one per normalised group.
 
-    Held-out data alone decide the common scale, and keep the relative precisions there are.
+    Tuning on held-out data alone scales all precisions, and keeps their ratios.
     """
     prior = posterior.prior
     if groups is None and not prior.P0.isotropic:
         untuned = bool(prior.reasons) and bool((prior.precisions == prior.precisions[0]).all())
-        return _started(posterior) if by_evidence and untuned else posterior
+        return _with_initial_precisions(posterior) if by_evidence and untuned else posterior
     if groups is not None and groups != "normalised":
         make = words.choose("groups", groups, {**words.GROUPS, "normalised": priors.isotropic})
         return posterior.with_prior(priors.regrouped(prior, make(prior.layout, 1.0, 0.0).on(prior.index.device)))
     if groups is None and normalised.cannot_normalise(posterior.linearised.network.model):
         return posterior
     batches = posterior.source if data is None else posterior.batches(data)
-    x = None if batches is None else batches.first_of_all()[0]
+    x = None if batches is None else batches.first_on_any_rank()[0]
     few = None if x is None else x.rows(slice(0, min(_FEW, x.n)))
-    return _started(posterior.with_prior(normalised.normalised_prior(posterior.linearised, few, prior)))
+    return _with_initial_precisions(posterior.with_prior(normalised.normalised_prior(posterior.linearised, few, prior)))
 
 
-def _started(posterior: Posterior) -> Posterior:
-    """Start each of several groups at δ_g = P_g / ‖θ̃ − m₀‖², which scales with the weights as the optimum does."""
+def _with_initial_precisions(posterior: Posterior) -> Posterior:
+    """Start several groups at δ_g = P_g / ‖θ̃ − m₀‖², which scales with the weights like the optimum does."""
     prior = posterior.prior
     if prior.P0.isotropic:
         return posterior

@@ -1,4 +1,4 @@
-"""The words of the front door, and the objects they stand for; the only place where a string becomes an object."""
+"""Convert strings to objects: the only place where a string option is interpreted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lapwing.network import parameters, rule_check
 from lapwing.network.module import Network
 from lapwing.network.parameters import ParamLayout
 from lapwing.network.rule_check import LayoutChoice
-from lapwing.planning import Affordable, Kind
+from lapwing.planning import AutoFisher, Kind
 from lapwing.priors import GaussianPrior, normalised
 from lapwing.runtime import arguments
 from lapwing.runtime.arguments import seeded
@@ -40,7 +40,7 @@ from lapwing.subnetwork import (
 
 T = TypeVar("T")
 
-# Other names of the same things, as papers and other libraries have them.
+# Names used by papers and other libraries.
 SYNONYMS: dict[str, dict[str, str]] = {
     "structure": {
         "kfac": "kron",
@@ -67,7 +67,7 @@ SYNONYMS: dict[str, dict[str, str]] = {
         "counts": "count",
     },
     "fisher": {"ggn": "exact", "sampled": "mc", "monte_carlo": "mc"},
-    "params": {},  # spelling only: anything else is a pattern
+    "params": {},  # variants of spelling only; other strings are patterns
 }
 
 WORDS: dict[str, set[str]] = {
@@ -88,9 +88,10 @@ SCALINGS: dict[str, PriorScaling] = {"none": Unscaled(), "count": CountScaling()
 
 
 def canonical(argument: str, word: Any) -> Any:
-    """The library's own word where another name of the same thing was given; anything else as it is."""
+    """The library's own word for a synonym; anything else unchanged."""
     if not isinstance(word, str) or argument not in SYNONYMS:
         return word
+    # Tolerate case, hyphens and spaces.
     plain, synonyms = word.lower().replace("-", "_").replace(" ", "_"), SYNONYMS[argument]
     return synonyms.get(plain, plain if plain in known(argument) else word)
 
@@ -101,17 +102,17 @@ def known(argument: str) -> set[str]:
 
 
 def choose(argument: str, word: Any, options: Mapping[str, T]) -> T:
-    """The object that a word or another name of it stands for, or an error that lists the words."""
+    """The object for a word or a synonym; raises with a list of the words."""
     return arguments.choose(argument, canonical(argument, word), options)
 
 
 def structure(word: Any) -> Structure | None:
-    """None stands for "choose for me"."""
+    """None stands for automatic choice."""
     return word if isinstance(word, Structure) else choose("structure", word, {"auto": None, **STRUCTURES})
 
 
 def check_repeatable(structure: Structure | None, fisher: Kind) -> None:
-    """A structure made by many passes needs the same matrix in each of them."""
+    """Structures computed by several passes need the same matrix in each, so no random Fisher."""
     drawn = isinstance(fisher, Fisher) and not fisher.repeatable
     if structure is not None and structure.by_products and drawn:
         raise StructureError(
@@ -124,7 +125,7 @@ def fisher(word: Any, generator: torch.Generator) -> Kind:
     if isinstance(word, Fisher):
         return word
     words: dict[str, Kind] = {
-        "auto": Affordable(generator),
+        "auto": AutoFisher(generator),
         "exact": Exact(),
         "mc": Sampled(generator),
         "empirical": Empirical(),
@@ -133,7 +134,7 @@ def fisher(word: Any, generator: torch.Generator) -> Kind:
 
 
 def likelihood(word: Any, datum_shape: tuple[int, ...]) -> Likelihood:
-    """The likelihood a word means for outputs of this shape."""
+    """The likelihood for outputs of this shape."""
     if isinstance(word, Likelihood):
         return word
     word = canonical("likelihood", word)
@@ -155,7 +156,7 @@ def likelihood(word: Any, datum_shape: tuple[int, ...]) -> Likelihood:
 
 
 def layout_choice(word: Any) -> LayoutChoice:
-    """How to pick the parameters: everything trainable, the last layer, or names and glob patterns."""
+    """How to select parameters: all trainable ones, the last layer, or names and glob patterns."""
     word = canonical("params", word)
     if isinstance(word, str):
         if word == "all":
@@ -175,7 +176,7 @@ def layout_choice(word: Any) -> LayoutChoice:
 
 
 def selector(word: Any, generator: torch.Generator | None = None) -> Selector | None:
-    """How to pick single weights; None when whole tensors are asked for."""
+    """How to select single weights; None if whole tensors are requested."""
     if not isinstance(word, Subnetwork):
         return None
     scaling = word.prior_scaling
@@ -200,7 +201,7 @@ def score(word: Any, generator: torch.Generator | None = None) -> Score:
 
 
 def grouped_prior(model: nn.Module, precision: Any, groups: str, mean: Any, data: Any = None) -> GaussianPrior:
-    """A prior over all trainable parameters of a model; only "normalised" groups look at the data."""
+    """A prior over all trainable parameters of a model; only "normalised" groups need data."""
     found: GroupBuilder = partial(_grouped_by_norms, model, data)
     return choose("groups", groups, {**GROUPS, "normalised": found})(parameters.trainable(model), precision, mean)
 
@@ -212,7 +213,7 @@ def _grouped_by_norms(model: nn.Module, data: Any, layout: ParamLayout, precisio
 
 
 def first_inputs(data: Any) -> ModelInput:
-    """The inputs of the first batch; inputs without targets will do."""
+    """The inputs of the first batch, or the inputs themselves if there are no targets."""
     alone = isinstance(data, torch.Tensor | np.ndarray) or (isinstance(data, Mapping) and "labels" not in data)
     return as_input(data, "data") if alone else as_batches(data).first()[0]
 

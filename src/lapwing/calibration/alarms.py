@@ -1,4 +1,5 @@
-"""A conformal p-value per input: how seldom held-out data look as unfamiliar to the posterior.
+"""Out-of-distribution detection with conformal p-values: the share of held-out data that are as unfamiliar as an
+input.
 
 Vovk, Gammerman and Shafer, "Algorithmic Learning in a Random World" (2005); for novelty detection Bates, Candès, Lei,
 Romano and Sesia, "Testing for outliers with conformal p-values" (2023).
@@ -14,7 +15,7 @@ import torch
 
 from lapwing._types import Float, Tensor
 from lapwing.calibration.epistemic import Scorer
-from lapwing.calibration.held_out import inputs_alone, labelled_or_not, scored
+from lapwing.calibration.held_out import held_out_batches, inputs_alone, scored
 from lapwing.errors import InputError, InputTypeError, NumericalError
 from lapwing.posterior import Posterior
 from lapwing.runtime import distributed
@@ -23,10 +24,10 @@ from lapwing.runtime.sandbox import plain_tensors, random_state_kept
 
 @dataclass(frozen=True, eq=False)
 class Alarm:
-    """`alarm(x)` → a p-value per input, at most a for at most a share a of new data like the held-out.
+    """`alarm(x)` → a p-value per input. At most a share a of new data like the held-out data get a p-value ≤ a.
 
-    The probability is over the held-out data and the new datum together, which have to be exchangeable. The smallest
-    value there is is 1 / (n + 1): 19 held-out data can raise an alarm at 0.05, fewer cannot.
+    The probability is over held-out data and new datum jointly, which must be exchangeable. The smallest possible
+    value is 1 / (n + 1): with 19 held-out data an alarm at 0.05 is possible, with fewer it is not.
     """
 
     posterior: Posterior
@@ -34,7 +35,7 @@ class Alarm:
 
     @property
     def n(self) -> int:
-        """How many held-out data it was calibrated on."""
+        """Number of held-out data it was calibrated on."""
         return len(self.features)
 
     @cached_property
@@ -43,7 +44,7 @@ class Alarm:
 
     @plain_tensors()
     def __call__(self, x: Any) -> Float[Tensor, " b"]:
-        """P-values of a batch of inputs, or of all rows of a loader or data set, in the order of the data set."""
+        """P-values of a batch of inputs, or of all rows of a loader or dataset, in the order of the dataset."""
         scorer = self.scorer
         with random_state_kept():
             features = torch.cat([_checked(scorer(piece)) for piece in inputs_alone(self.posterior, x)])
@@ -53,27 +54,28 @@ class Alarm:
         return f"Alarm(n={self.n}, smallest p-value {1 / (self.n + 1):.2g})"
 
 
-@distributed.together("lw.alarm")
+@distributed.collective_call("lw.alarm")
 @plain_tensors()
 def alarm(posterior: Posterior, held_out: Any, *, progress: bool | None = None) -> Alarm:
-    """An alarm for inputs unlike those the network was trained for, with a bound on false alarms.
+    """Calibrate an alarm for out-of-distribution inputs, with a bound on the rate of false alarms.
 
-    For numbers and counts the variance of the outputs is compared with those of the held-out data. For classes four
-    numbers are: the entropy of the network's own answer; the entropy of the predictive distribution under a prior ten
-    times wider than the evidence's; the share of it that is epistemic (both ends count, at half the weight); and the
-    variance of the outputs. The ranks of the first three are put together as log p-values are; the result and the rank
-    of the variance are two chances to raise an alarm. Every step takes the n held-out data and the new one alike, so
-    that the p-value is exact. Where held-out data scaled the precisions in `lw.tune`, that is undone first: what is
-    best for the NLL of known data is often blind to unknown ones.
+    Regression and counts: the p-value is the rank of the outputs' variance among the held-out data. Classification
+    uses four scores: the entropy of the network's own prediction; the entropy of the predictive distribution under
+    prior precisions a tenth of the evidence's; the epistemic share of that entropy (two-sided, with half the weight);
+    and the variance of the outputs. Ranks of the first three are combined as log p-values (Fisher's method); the alarm
+    is raised by that result or by the rank of the variance. All steps treat the n held-out data and the new one
+    symmetrically, so the p-value is exact. If `lw.tune` rescaled the precisions on held-out data, that is undone
+    first: the scale with the best NLL on in-distribution data often makes the variances insensitive to unfamiliar
+    inputs.
 
-    `held_out`: as for `lw.fit`, or the inputs alone; targets are not read. Data that `lw.tune(validation=...)` has seen
-    may be used again unless they also trained or stopped the network; training data may not. Cost: one prediction
+    `held_out`: as for `lw.fit`, or inputs alone; targets are not read. The data given to `lw.tune(validation=...)` may
+    be used again, unless they also trained or early-stopped the network; training data may not. Cost: one prediction
     of the held-out data, and one of the new data at every call.
     """
     if not isinstance(posterior, Posterior):
         raise InputTypeError(f"alarm: expected a Posterior from lw.fit or lw.tune, got {type(posterior).__name__}.")
     scorer = Scorer.of(posterior)
-    held = labelled_or_not(posterior, held_out)
+    held = held_out_batches(posterior, held_out)
     features = scored(held, lambda x, _: _checked(scorer(posterior.given(x))), progress=progress)
     if not len(features):
         raise InputError("alarm: there are no held-out data to compare with.")

@@ -1,9 +1,9 @@
-"""What an alarm listens to: numbers per input that say how much the posterior knows there.
+"""The scores of an alarm: numbers per input that measure how uncertain the posterior is there.
 
-Held-out NLL likes small variances: `lw.tune(validation=...)` often multiplies all precisions by ten to a million, after
-which the variances say nothing of where the training data were. So they are taken from the posterior that the evidence
-holds, with the common scale of the precisions undone, around the network's own outputs. No held-out target has a part
-in it, so the held-out data of `lw.tune` may serve the alarm as well.
+Held-out NLL favours small variances: `lw.tune(validation=...)` often multiplies all precisions by ten to a million,
+and the variances then no longer depend on the distance from the training data. The scores therefore use the posterior
+of the evidence, with the common scale of the precisions undone, around the network's own outputs. No held-out target
+enters, so the held-out data of `lw.tune` can also calibrate the alarm.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from lapwing.predictive.link_rules import DEFAULT
 from lapwing.runtime.arguments import seeded
 from lapwing.tuning import Step
 
-N_DRAWS = 512  # of the outputs of an input
-N_FUNCTIONS = 16  # pairs of functions f ± J (θ − θ*), where a datum has many outputs
-WIDER = 0.1  # times the evidence's precisions, where entropies tell most
-WEIGHTS, TWO_SIDED = (1.0, 1.0, 0.5), (False, False, True)  # of the two entropies and the share
-TINY = 1e-300  # below any entropy in double precision, above zero
+N_DRAWS = 512  # draws of the outputs of an input
+N_FUNCTIONS = 16  # pairs of functions f ± J (θ − θ*), for data with many outputs
+WIDER = 0.1  # factor on the evidence's precisions, at which entropies discriminate best
+WEIGHTS, TWO_SIDED = (1.0, 1.0, 0.5), (False, False, True)  # of the two entropies and the epistemic share
+TINY = 1e-300  # avoids 0/0; below any entropy in float64
 
 
-def of_the_evidence(posterior: Posterior) -> Posterior:
-    """The posterior before held-out data multiplied its precisions and moved its mean.
+def undo_held_out_scale(posterior: Posterior) -> Posterior:
+    """The posterior before held-out data rescaled its precisions and moved its mean.
 
-    A prior that was set by hand after tuning is the user's own, and stays.
+    A prior that was set by hand after tuning is the user's choice, and is kept.
     """
-    if posterior.refinement is not None:  # its mean and covariance belong to one prior
+    if posterior.refinement is not None:  # its mean and covariance were computed for this prior
         return posterior
     own = replace(posterior, readout=Readout())
     s = _scale_of_held_out_data(posterior)
@@ -52,12 +52,12 @@ def of_the_evidence(posterior: Posterior) -> Posterior:
 
 
 def _scale_of_held_out_data(posterior: Posterior) -> float:
-    """The product of the scales that searches on held-out data took since the evidence was last maximised."""
+    """The product of all scales chosen on held-out data since the evidence was last maximised."""
     precisions = tuple(posterior.prior.precisions.detach().tolist())
     history = [step for step in posterior.history if isinstance(step, Step)]
     if not history or history[-1].scale is None or history[-1].precisions != precisions:
         return 1.0
-    scales = [history[-1].scale]  # the last step of a search is the one it took
+    scales = [history[-1].scale]  # a search records its choice last
     for step in reversed(history[:-1]):
         if step.scale is None:
             break
@@ -72,12 +72,12 @@ def _with_precisions(posterior: Posterior, times: float) -> Posterior:
 
 @dataclass(frozen=True, eq=False)
 class Scorer:
-    """Features of inputs under one posterior; `weights` and `two_sided` say how their ranks are put together.
+    """Scores of inputs under one posterior; `weights` and `two_sided` define how their ranks are combined.
 
-    Of classes: the entropy of the network itself; the entropy of the predictive distribution under a prior ten times
-    wider than the evidence's; the share of that entropy which is epistemic; and the variance of the outputs. Inputs
-    unlike the training data can have less of that share than usual as well as more, so both ends of it count. Of
-    numbers and counts: the variance of the outputs alone.
+    Classification: the entropy of the network's prediction; the entropy of the predictive distribution under prior
+    precisions a tenth of the evidence's; the epistemic share of that entropy; and the variance of the outputs. The
+    share can be unusually small as well as large for inputs unlike the training data, so it is two-sided. Regression
+    and counts: the variance of the outputs only.
     """
 
     posterior: Posterior
@@ -85,7 +85,7 @@ class Scorer:
 
     @classmethod
     def of(cls, posterior: Posterior) -> Scorer:
-        own = of_the_evidence(posterior)
+        own = undo_held_out_scale(posterior)
         return cls(own, own if own.refinement is not None else _with_precisions(own, WIDER))
 
     @property
@@ -105,7 +105,7 @@ class Scorer:
         return torch.cat(list(pieces)).detach()
 
     def _by_gaussians(self, x: ModelInput) -> Iterator[Float[Tensor, "n k"]]:
-        """One pass over the rows of J for both priors."""
+        """Both priors in one pass over the rows of J."""
         sites, likelihood = self.posterior.sites, self.posterior.likelihood
         for f, J in self.posterior.weights.jacobians(x):
             gaussian = site_gaussian(self.wider.precision, f, J, sites)
@@ -113,6 +113,7 @@ class Scorer:
             yield self._columns(f, from_gaussian(likelihood, gaussian, self._frame()), variance)
 
     def _by_functions(self, x: ModelInput) -> Float[Tensor, "n k"]:
+        """The same scores from antithetic draws of functions, for data with many outputs."""
         own, wide = (
             antithetic_draws(each.weights, x, each.functions(N_FUNCTIONS).deviations)
             for each in (self.posterior, self.wider)
@@ -124,14 +125,14 @@ class Scorer:
     def _columns(
         self, f: Float[Tensor, "n c"], prediction: Any, variance: Float[Tensor, "n c"]
     ) -> Float[Tensor, "n k"]:
-        """Entropies are means over the likelihood terms of a datum."""
+        """Scores of each datum (n, 4); entropies are means over its likelihood terms."""
         network: Any = from_draws(self.posterior.likelihood, self.posterior.sites.split(f)[None], self._frame())
         entropy, epistemic = _per_datum(prediction.entropy), _per_datum(prediction.epistemic)
         share = epistemic / entropy.clamp(min=TINY)
         return torch.stack([_per_datum(network.entropy), entropy, share, variance.double().sum(-1)], -1)
 
     def _frame(self) -> Frame:
-        """Double precision: the entropy of a confident answer would be lost in rounding."""
+        """In float64: the entropy of a confident prediction would be lost to rounding in float32."""
         return Frame(self.posterior.sites, torch.float64, DEFAULT, N_DRAWS, seeded(None))
 
 

@@ -1,4 +1,4 @@
-"""Held-out data as people have it, scored batch by batch; of several ranks, the data of all of them."""
+"""Held-out data in any form the library accepts, scored batch by batch over all ranks."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from lapwing.runtime import distributed
 from lapwing.runtime.progress import shown
 from lapwing.runtime.sandbox import random_state_kept
 
-ROWS = 256  # inputs scored at a time where they came as whole arrays
+ROWS = 256  # batch size for inputs given as whole arrays
 
 
-class Held(Sized, Protocol):
+class HeldOutBatches(Sized, Protocol):
+    """Batches of held-out data, with or without targets."""
+
     def __iter__(self) -> Iterator[tuple[ModelInput, Any]]: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Unlabelled:
-    """Inputs without targets, some rows at a time."""
+    """Inputs without targets, in batches."""
 
     x: ModelInput
 
@@ -38,8 +40,8 @@ class Unlabelled:
             yield self.x.rows(slice(start, start + ROWS)), None
 
 
-def labelled_or_not(posterior: Posterior, held_out: Any) -> Batches | Unlabelled:
-    """Data as for `lw.fit`, whose targets nobody reads, or the inputs alone: a tensor, an array, a table, a mapping."""
+def held_out_batches(posterior: Posterior, held_out: Any) -> Batches | Unlabelled:
+    """Data as for `lw.fit`, whose targets are ignored, or inputs alone: a tensor, an array, a table, a mapping."""
     targets = (posterior.columns or Columns()).targets
     no_labels = isinstance(held_out, Mapping) and not any(name in held_out for name in targets)
     if no_labels or is_array(held_out):
@@ -48,7 +50,7 @@ def labelled_or_not(posterior: Posterior, held_out: Any) -> Batches | Unlabelled
 
 
 def inputs_alone(posterior: Posterior, x: Any) -> Iterator[ModelInput]:
-    """Some rows at a time of one batch of inputs, or of a loader or data set, whose targets are left out."""
+    """Batches of inputs from one batch, a loader or a dataset; targets are dropped."""
     many = as_inputs(x, posterior.columns)
     batches = [x] if many is None else shown(in_data_order(many), total=len(many), what="alarm", progress=None)
     empty = True
@@ -60,9 +62,9 @@ def inputs_alone(posterior: Posterior, x: Any) -> Iterator[ModelInput]:
 
 
 def scored(
-    held_out: Held, score: Callable[[ModelInput, Any], Float[Tensor, "n ..."]], *, progress: bool | None
+    held_out: HeldOutBatches, score: Callable[[ModelInput, Any], Float[Tensor, "n ..."]], *, progress: bool | None
 ) -> Float[Tensor, "n ..."]:
-    """The scores of all held-out data, in order."""
+    """The scores of all held-out data, in order, gathered from all ranks."""
     pieces: list[Tensor] = []
     with random_state_kept():
         n_batches = len(held_out)

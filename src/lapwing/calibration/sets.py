@@ -1,6 +1,6 @@
-"""Split conformal prediction on a posterior: intervals and label sets whose coverage is exact by exchangeability.
+"""Split conformal prediction with a posterior: intervals and label sets with finite-sample coverage.
 
-Intervals are scaled by the posterior's own standard deviation (normalised scores: Lei, G'Sell, Rinaldo, Tibshirani and
+Intervals are scaled by the posterior's standard deviation (normalised scores: Lei, G'Sell, Rinaldo, Tibshirani and
 Wasserman, "Distribution-free predictive inference for regression", 2018). Label sets are those of Sadinle, Lei and
 Wasserman, "Least ambiguous set-valued classifiers with bounded error levels" (2019).
 """
@@ -28,7 +28,7 @@ from lapwing.runtime.sandbox import plain_tensors
 
 @dataclass(frozen=True, eq=False)
 class Intervals:
-    """`interval` = (low, high), each in the shape of the targets; `prediction` is the posterior's own."""
+    """`interval` = (low, high), each in the shape of the targets; `prediction` is that of the posterior."""
 
     interval: tuple[Tensor, Tensor]
     prediction: RegressionPrediction
@@ -36,7 +36,7 @@ class Intervals:
 
 @dataclass(frozen=True, eq=False)
 class LabelSets:
-    """`labels[i, c]`: whether class c is in the set of input i; `prediction` is the posterior's own."""
+    """`labels[i, c]`: whether class c is in the set of input i; `prediction` is that of the posterior."""
 
     labels: Bool[Tensor, "b c"]
     prediction: ClassPrediction
@@ -44,29 +44,29 @@ class LabelSets:
 
 @dataclass(frozen=True, eq=False)
 class Conformal:
-    """Prediction sets that hold the target of a new datum with probability ≥ `level`.
+    """Prediction sets that contain the target of a new datum with probability ≥ `level`.
 
-    The probability is over the held-out data and the new datum together, which have to be exchangeable. It is
-    `coverage` = ⌈(n + 1) level⌉ / (n + 1) exactly where no two scores are equal.
+    The probability is over held-out data and new datum jointly, which must be exchangeable. It equals `coverage` =
+    ⌈(n + 1) level⌉ / (n + 1) if there are no ties between scores.
     """
 
     posterior: Posterior
     level: float
-    scores: Float[Tensor, "n ..."] = field(repr=False)  # of the held-out data; larger is further from what was expected
+    scores: Float[Tensor, "n ..."] = field(repr=False)  # of the held-out data; larger means less expected
 
     @property
     def n(self) -> int:
-        """How many held-out data it was calibrated on."""
+        """Number of held-out data it was calibrated on."""
         return len(self.scores)
 
     @property
     def coverage(self) -> float:
-        """⌈(n + 1) level⌉ / (n + 1); one where n is too small for the level, and every set holds everything."""
+        """⌈(n + 1) level⌉ / (n + 1); 1 if n is too small for the level, and every set contains everything."""
         return min(1.0, rank(self.n, self.level) / (self.n + 1))
 
     @cached_property
     def quantile(self) -> Tensor:
-        """The score up to which a target is in the set; one for every output."""
+        """The largest score that a set contains, for every output."""
         return quantile(self.scores, self.level)
 
     @plain_tensors()
@@ -83,19 +83,19 @@ class Conformal:
         return f"Conformal(level={self.level}, n={self.n}, coverage={self.coverage:.4f})"
 
 
-@distributed.together("lw.conformal")
+@distributed.collective_call("lw.conformal")
 @plain_tensors()
 def conformal(posterior: Posterior, held_out: Any, level: float = 0.9, *, progress: bool | None = None) -> Conformal:
-    """Calibrate prediction sets on held-out data: whatever the posterior is like, they cover with probability ≥ level.
+    """Calibrate prediction sets on held-out data: coverage is at least `level`, however good the posterior is.
 
-    Numbers and counts: the interval mean ± q · std around the posterior's prediction, with q the score |y − mean| / std
-    of rank ⌈(n + 1) level⌉ among the n held-out data. Several outputs: each is covered with this probability, not all
-    together. Classes: every label with probability p ≥ the p that the held-out label of this rank was given; the set
-    may be empty, where no label is as probable as that.
+    Regression and counts: the interval mean ± q · std of the posterior's prediction, where q is the score |y − mean| /
+    std of rank ⌈(n + 1) level⌉ among the n held-out data. With several outputs, coverage holds for each, not jointly.
+    Classification: all labels with probability p ≥ the probability of the held-out label of this rank. The set is
+    empty if no label is that probable.
 
-    `held_out`: as for `lw.fit`, data that neither training nor tuning has seen. Fewer than level / (1 − level) of them
-    (9 for 0.9, 19 for 0.95) cannot guarantee the level by anything finite: intervals are then infinite, and label
-    sets hold every class. Rows labelled `ignore_index` are left out. Cost: one prediction of the held-out data.
+    `held_out`: as for `lw.fit`; data that neither training nor tuning has used. With fewer than level / (1 − level)
+    data (9 for 0.9, 19 for 0.95) no finite set can guarantee the level: intervals are then infinite, and label sets
+    contain every class. Rows labelled `ignore_index` are excluded. Cost: one prediction of the held-out data.
     """
     if not isinstance(posterior, Posterior):
         raise InputTypeError(f"conformal: expected a Posterior from lw.fit or lw.tune, got {type(posterior).__name__}.")
@@ -130,6 +130,7 @@ def _check(posterior: Posterior, level: float) -> None:
 
 
 def _held_out_scores(posterior: Posterior, x: ModelInput, y: Any) -> Float[Tensor, "n ..."]:
+    """Nonconformity scores of a batch: −log p of the label, or |y − mean| / std."""
     if isinstance(y, tuple):
         what = "(counts, exposures)" if isinstance(posterior.likelihood, Poisson) else "a tuple"
         raise InputTypeError(f"conformal needs targets that are one tensor, but {what} came.")
@@ -160,6 +161,6 @@ def _class_scores(posterior: Posterior, prediction: ClassPrediction, labels: Ten
 
 
 def _label_scores(prediction: ClassPrediction) -> Float[Tensor, "b c"]:
-    """−log p of every label: in the order of 1 − p, and told apart where p rounds to one."""
+    """−log p of every label: ordered like 1 − p, but distinct where p rounds to 1."""
     log_probs = prediction.log_probs.detach().double()
     return -log_probs.reshape(len(log_probs), log_probs.shape[-1])

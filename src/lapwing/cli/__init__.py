@@ -1,4 +1,4 @@
-"""The command line: arguments → public functions and studies."""
+"""The command line: parse arguments, call public functions and studies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from lapwing.errors import MissingExtraError
 
-_PACKAGES = ("typer", "rich")  # of the extra "studies": the library itself does without
+_PACKAGES = ("typer", "rich")  # in the extra "studies"; the library itself does not need them
 
 
 def main() -> None:

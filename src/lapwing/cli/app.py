@@ -1,4 +1,4 @@
-"""The command line: arguments → the front door, records → terminal and files."""
+"""The commands: parse arguments, call the library, and show or save the records."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from lapwing import __version__
-from lapwing.cli.reproduce import TableName
 from lapwing.cli.show import show_bench, show_bench_row, show_demo, show_job, show_jobs
 from lapwing.errors import InputError, LapwingError, MissingExtraError
 
 
-class InWords(TyperGroup):
-    """An error Lapwing raised on purpose is printed in words, without a traceback."""
+class PlainErrors(TyperGroup):
+    """Prints errors of Lapwing as a message without a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -32,9 +31,10 @@ class InWords(TyperGroup):
 
 app = typer.Typer(
     name="lapwing",
-    cls=InWords,
+    cls=PlainErrors,
     no_args_is_help=True,
     add_completion=False,
+    # Errors that are not Lapwing's keep their ordinary traceback.
     pretty_exceptions_enable=False,
 )
 
@@ -65,12 +65,13 @@ def lapwing(
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for report.html and record.json.")] = Path("lapwing-report"),
     seed: Annotated[int, typer.Option(help="Seed of data, networks and draws.")] = 0,
-    size: Annotated[SizeName, typer.Option(help="How much work; toy proves nothing.")] = SizeName.demo,
+    size: Annotated[SizeName, typer.Option(help="Amount of work; toy is only for tests.")] = SizeName.demo,
     picture: Annotated[Path | None, typer.Option(help="Also write one PNG that shows the demo in a glance.")] = None,
     as_json: Json = False,
 ) -> None:
     """Train three small networks, give them error bars, and write a report you can open in a browser."""
     _need("demo", matplotlib="matplotlib", jinja2="jinja2", sklearn="scikit-learn", PIL="pillow")
+    # Imported here: matplotlib and scikit-learn take seconds, for which --help should not wait.
     from lapwing_studies.bench.sizes import DEMO, TOY
     from lapwing_studies.demo import run as task
     from lapwing_studies.report.page import write_page
@@ -90,19 +91,20 @@ def demo(
 @app.command()
 def bench(
     workload: Annotated[
-        str | None, typer.Option(help="One workload, W1 to W6 or W5-mha, all when left out; or jobs, whole ones.")
+        str | None,
+        typer.Option(help="One workload: W1 to W6 (all of them when left out), W5-mha, CT, CT-128; or jobs."),
     ] = None,
     out: Annotated[
         Path, typer.Option(help="Folder for bench.json or jobs.json; rows measured again replace the old ones.")
     ] = Path("bench-results"),
     chart: Annotated[
-        Path | None, typer.Option(help="Measure nothing: draw what is saved as SVG or PNG, print it as Markdown.")
+        Path | None, typer.Option(help="Only draw the saved results as SVG or PNG, and print them as Markdown.")
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="Of jobs: folder of data sets.")] = None,
-    only: Annotated[str | None, typer.Option(help="Of jobs: one job, such as fashion-resnet.")] = None,
-    limit: Annotated[float, typer.Option(help="Of jobs: CPU seconds each may take.")] = 900.0,
+    data: Annotated[Path | None, typer.Option(help="For jobs: folder of datasets.")] = None,
+    only: Annotated[str | None, typer.Option(help="For jobs: one job, such as fashion-resnet.")] = None,
+    limit: Annotated[float, typer.Option(help="For jobs: limit of CPU seconds for each.")] = 900.0,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="Of jobs: measure nothing, print what is saved as Markdown.")
+        bool, typer.Option("--markdown", help="For jobs: only print the saved results as Markdown.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -115,12 +117,16 @@ def bench(
     if chart is not None:
         _draw_bench(out, chart)
         return
-    from lapwing_studies.bench import runner
+    from lapwing_studies.bench import imaging, runner
 
-    rows, path = [], out / "bench.json"
-    for row in runner.run(workload):
+    of_images = workload is not None and workload.lower() in ("ct", "ct-128")
+    path = out / ("imaging.json" if of_images else "bench.json")
+    merged = imaging.merged if of_images else runner.merged
+    rows = []
+    for row in imaging.run(str(workload)) if of_images else runner.run(workload):
         rows.append(row)
-        _save({"rows": runner.merged(_saved_rows(path), [row])}, path)  # what is measured stays, if the rest is stopped
+        # Save after every row, so that an interruption loses nothing.
+        _save({"rows": merged(_saved_rows(path), [row])}, path)
         if not as_json:
             show_bench_row(row)
     if as_json:
@@ -177,7 +183,7 @@ def plan(
     memory: Annotated[str | None, typer.Option(help='A budget such as "4GB".')] = None,
     as_json: Json = False,
 ) -> None:
-    """What each structure would cost in memory and passes, and what `auto` takes and why."""
+    """Estimate memory and passes of each structure, and what `auto` would take and why."""
     from lapwing.cli.plan import planned
 
     found = planned(target, workload, memory)
@@ -186,31 +192,48 @@ def plan(
 
 @app.command()
 def reproduce(
-    table: Annotated[TableName, typer.Argument(help="Which study.")],
+    table: Annotated[str | None, typer.Argument(help="Which study, or all; --list names them.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of data sets; without it scikit-learn's own serve.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for records, trained weights and the page.")] = Path(
         "reproduce-results"
     ),
-    quick: Annotated[bool, typer.Option("--quick", help="Little data, one seed: proves nothing.")] = False,
-    seeds: Annotated[int | None, typer.Option(help="Number of seeds, three unless given.")] = None,
+    tier: Annotated[
+        str | None, typer.Option(help="quick (to see that it runs), standard (the default) or faithful (the paper's).")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="The same as --tier quick.")] = False,
+    seeds: Annotated[
+        int | None, typer.Option(help="Number of seeds or splits (default: depends on the study).")
+    ] = None,
     again: Annotated[
         bool, typer.Option("--again", help="Fit and score again; kept networks are not retrained.")
     ] = False,
+    names: Annotated[bool, typer.Option("--list", help="Only say what each study shows, needs and takes.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run an experiment on real data and print its table; what is done already is not done again."""
-    _need("demo", matplotlib="matplotlib", jinja2="jinja2", sklearn="scikit-learn", PIL="pillow")
-    from lapwing.cli.reproduce import Asked, reproduced, show_study
+    """Run an experiment and print its table beside the published one; existing results are reused."""
+    from lapwing.cli import reproduce as command
 
-    record, page, path = reproduced(Asked(table, data, out, quick, seeds, again))
+    if names:
+        rows: Any = command.listed()
+        typer.echo(json.dumps(rows)) if as_json else command.show_list(rows)
+        return
+    if table is None:
+        raise InputError("Name a study, or all: lapwing reproduce STUDY. `lapwing reproduce --list` has their names.")
+    _need("demo", matplotlib="matplotlib", jinja2="jinja2", sklearn="scikit-learn", PIL="pillow")
+    asked = command.Asked(table, data, out, quick, seeds, again, tier)
+    if table == command.ALL:
+        rows = command.reproduced_all(asked)
+        typer.echo(json.dumps(rows)) if as_json else command.show_all(rows)
+        return
+    record, page, path = command.reproduced(asked)
     if as_json:
         typer.echo(json.dumps(record))
     else:
-        show_study(page, path)
+        command.show_study(page, path)
 
 
 def _need(extra: str, **packages: str) -> None:
-    """Refuse before any work starts: training for a minute and then missing a package is no way to treat people."""
+    """Raise before any work if a package is missing, rather than after a minute of training."""
     for module, package in packages.items():
         if find_spec(module) is None:
             raise MissingExtraError(package, extra)

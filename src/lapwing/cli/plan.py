@@ -1,4 +1,4 @@
-"""`lapwing plan`: a model from an import path, or one of the benchmark's, → the front door."""
+"""`lapwing plan`: build the model from an import path or a benchmark workload, and call lw.plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EXPECTED = "a function that returns (model, data, likelihood)"
 
 
 def planned(target: str | None, workload: str | None, memory: str | None) -> Plan:
-    """The plan for whichever of the two was given."""
+    """The plan for the import path or the workload, whichever is given."""
     if (target is None) == (workload is None):
         raise InputError(f"Name either package.module:function, {_EXPECTED}, or a --workload.")
     model, data, likelihood = _built(target) if target is not None else _of_workload(str(workload))
@@ -28,7 +28,7 @@ def _of_workload(name: str) -> tuple[Any, Any, Any]:
 
 
 def _built(target: str) -> tuple[Any, Any, Any]:
-    """What `package.module:function` returns; the current folder is looked in first, as `python -m` does."""
+    """What `package.module:function` returns. The current folder comes first in the path, as with `python -m`."""
     module_name, _, attribute = target.partition(":")
     if not attribute:
         raise InputError(f"Expected package.module:function, {_EXPECTED}, got {target!r}.")

@@ -1,4 +1,4 @@
-"""Records → what a terminal shows."""
+"""Print records to the terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ METHOD_STYLES = {"MAP": "yellow", "sampled network": "magenta", "GLM": "cyan"}
 
 
 def show_demo(record: DemoRecord, page: Path) -> None:
-    """Both tables, then where the report is: the path comes last, so that it is the line people see."""
+    """Print both tables, then the path of the report, last so that it is visible."""
     from lapwing_studies.report import tables
 
     console = Console()
@@ -31,13 +31,13 @@ def show_demo(record: DemoRecord, page: Path) -> None:
 
 
 def show_bench_row(row: Row) -> None:
-    """One line as soon as it is measured: the whole takes minutes."""
+    """Print one line as soon as it is measured; all rows take minutes."""
     value = row["note"] if row["ratio"] is None else f"{row['ratio']:.3g} {row['unit']}"
     Console().print(f"[dim]{row['workload']:<7}{escape(row['what'])}: {escape(value)}[/]", highlight=False)
 
 
 def show_bench(rows: list[Row], path: Path) -> None:
-    """One line per measurement: the ratio, its unit, the goal and whether it is met."""
+    """Print one line per measurement: the ratio, its unit, the goal, and whether it is met."""
     table = Table(title="In units of the network's own passes", title_justify="left")
     for heading, justify in (("", "left"), ("what", "left"), ("measured", "right"), ("goal", "right")):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
@@ -54,14 +54,14 @@ def show_bench(rows: list[Row], path: Path) -> None:
 
 
 def show_job(record: JobRecord) -> None:
-    """One line as soon as a job is done."""
+    """Print one line as soon as a job is done."""
     phases = ", ".join(f"{name} {phase['seconds']:.3g} s" for name, phase in record["phases"].items())
     told = "; ".join(part for part in (phases, record["note"]) if part)
     Console().print(f"[dim]{record['job']:<15}{escape(told)}[/]", highlight=False)
 
 
 def show_jobs(records: list[JobRecord], path: Path) -> None:
-    """What each job costs in the network's own passes, then what it is worth beside the other methods."""
+    """Print what each job costs in passes of the network, then its quality beside other methods."""
     from lapwing_studies.report import jobs
 
     console = Console()
@@ -88,7 +88,7 @@ def _verdict(row: Row) -> str:
 
 
 def _table(values: Values) -> Table:
-    # No rules, one space: with more, nine columns do not fit a terminal of eighty characters.
+    # No rules and one space between columns: otherwise nine columns do not fit into 80 characters.
     table = Table(title=values.title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for k, heading in enumerate(values.columns):
         lines = heading.replace(" ", "\n", 1) if len(heading) > 8 else heading

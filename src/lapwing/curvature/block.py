@@ -1,4 +1,4 @@
-"""One dense block per module."""
+"""Block-diagonal curvature: one dense block for the parameters of each module."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from lapwing._types import State
-from lapwing.curvature.full import DenseSum, rows_or_matrix_bytes
+from lapwing.curvature.accumulator import Accumulator
+from lapwing.curvature.full import DenseAccumulator, rows_or_matrix_bytes
+from lapwing.curvature.model_summary import plural
 from lapwing.curvature.structure import Structure, Trial
-from lapwing.curvature.summation import Accumulator
-from lapwing.curvature.survey import plural
 from lapwing.curvature.workload import Workload
 from lapwing.network.jacobian import Jacobian, RowSizes
 from lapwing.network.parameters import ParamLayout
@@ -20,13 +20,13 @@ from lapwing.operators import BlockDiagonalCurvature, Curvature
 
 @dataclass(frozen=True)
 class Block(Structure):
-    """One dense block per module: exact within a layer, nothing between layers."""
+    """One dense block Σ JᵀΛJ per module (its weight and bias together). Correlations between modules are dropped."""
 
     additive = True
     resumable = True
 
     def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
-        return _BlockSums(layout, device)
+        return _BlockAccumulator(layout, device)
 
     def stored_floats(self, layout: ParamLayout) -> int:
         return sum((s.stop - s.start) ** 2 for s in layout.module_slices.values())
@@ -42,10 +42,12 @@ class Block(Structure):
         return plural(len(work.layout.modules), "dense block")
 
 
-class _BlockSums(Accumulator):
+class _BlockAccumulator(Accumulator):
+    """One dense accumulator per module; a row SᵀJ is split into the columns of each module."""
+
     def __init__(self, layout: ParamLayout, device: torch.device) -> None:
         self.slices = tuple(layout.module_slices.values())
-        self.blocks = [DenseSum(s.stop - s.start, device) for s in self.slices]
+        self.blocks = [DenseAccumulator(s.stop - s.start, device) for s in self.slices]
 
     def add(self, pieces: Iterable[Jacobian]) -> None:
         for rows in pieces:

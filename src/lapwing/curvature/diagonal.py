@@ -1,4 +1,4 @@
-"""The diagonal of the curvature."""
+"""Diagonal curvature: diag H = Σ (SᵀJ)² over the rows of all data, without forming the rows of dense layers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from lapwing._types import State, Tensor
+from lapwing.curvature.accumulator import Accumulator
 from lapwing.curvature.layer_products import LayerProducts
 from lapwing.curvature.output_layer import OutputTerms
 from lapwing.curvature.structure import Structure
-from lapwing.curvature.summation import Accumulator
 from lapwing.curvature.workload import Workload
-from lapwing.linalg import single_or_better
+from lapwing.linalg import at_least_float32
 from lapwing.network.jacobian import EmbeddingBlock, FactorBlock, Jacobian, RowSizes
 from lapwing.network.parameters import ParamLayout
 from lapwing.operators import Curvature, DiagonalCurvature
@@ -21,7 +21,7 @@ from lapwing.operators import Curvature, DiagonalCurvature
 
 @dataclass(frozen=True)
 class Diag(Structure):
-    """The diagonal of H only."""
+    """The diagonal of H = Σ JᵀΛJ. All correlations are dropped."""
 
     adds_output = True
     by_column = True
@@ -30,7 +30,7 @@ class Diag(Structure):
     sketches = True
 
     def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
-        return DiagonalSum(layout.p, device)
+        return DiagonalAccumulator(layout.p, device)
 
     def stored_floats(self, layout: ParamLayout) -> int:
         return layout.p
@@ -40,15 +40,15 @@ class Diag(Structure):
 
     def fit_macs(self, work: Workload) -> float:
         if work.closed_output:
-            return work.pass_macs + sum(tile.macs for tile in work.tiles)
-        return work.pass_macs + sum(tile.macs * (work.columns if tile.r > 1 else 1) for tile in work.tiles)
+            return work.pass_macs + sum(block.macs for block in work.blocks)
+        return work.pass_macs + sum(block.macs * (work.columns if block.r > 1 else 1) for block in work.blocks)
 
     def coverage(self, work: Workload) -> str:
         return "exact diagonal"
 
 
-class DiagonalSum(Accumulator):
-    """Σ over rows of their squared entries."""
+class DiagonalAccumulator(Accumulator):
+    """Running diag H (p,) = Σ (SᵀJ)², entry by entry."""
 
     def __init__(self, p: int, device: torch.device, dtype: torch.dtype = torch.float64) -> None:
         self.entries = torch.zeros(p, dtype=dtype, device=device)
@@ -58,14 +58,16 @@ class DiagonalSum(Accumulator):
         layers: dict[int, _LayerSquares] = {}
         for rows in pieces:
             self._add(rows, layers)
-            del rows  # the gradients of the next column are written where these were, in the processor's cache
+            del rows  # free before the next column: its gradients then reuse memory that is still in the cache
         for layer in layers.values():
             layer.fold(self.layers)
 
     def _add(self, rows: Jacobian, layers: dict[int, _LayerSquares]) -> None:
         for number, block in enumerate(rows.blocks):
+            # Layers collect all columns of these data first: one product (Σ_c g²) (a²)ᵀ then serves all columns.
             if isinstance(block, FactorBlock):
                 layers.setdefault(number, _LayerSquares(block)).add(block)
+            # Only the rows of tokens that occur are touched; the table may be far larger than the data.
             elif isinstance(block, EmbeddingBlock):
                 block.add_squares_(self.entries[block.where])
             else:
@@ -77,6 +79,7 @@ class DiagonalSum(Accumulator):
         self.layers.add(terms.block.arrangement, diagonals, squares, ones=ones)
 
     def result(self) -> Curvature:
+        # Flush the rows that the layers have collected but not yet multiplied.
         self.layers.finish()
         return DiagonalCurvature(self.entries)
 
@@ -88,10 +91,11 @@ class DiagonalSum(Accumulator):
 
 
 class _LayerSquares:
-    """The squares of a layer's rows for some data, over the columns that come one after the other.
+    """Sum of squared rows of one layer for some data, over the columns of S, which arrive one after the other.
 
-    At one position Σ_c (g_co a_i)² = (Σ_c g_co²) a_i²: a row per datum, whatever the number of columns. At several the
-    positions add up before squaring, and the squares of all data and columns are added here.
+    With one position per datum, Σ_c (g_co a_i)² = (Σ_c g_co²) a_i²: squares of g are summed over columns, and
+    multiplied with those of a once (`fold`). With several positions the row is Σ_t g_t a_tᵀ, which must be summed over
+    t before it is squared; then the squares of all data and columns are summed here, at the size of the weight.
     """
 
     def __init__(self, first: FactorBlock) -> None:
@@ -103,13 +107,15 @@ class _LayerSquares:
             squares = block.squared_products()
             self.total = squares if self.total is None else self.total.add_(squares)
             return
-        for g in single_or_better(block.g[:, :, 0]).unbind(1):
+        # float32 is enough for squares of single gradients; sums over many data are taken in float64 (`LayerProducts`).
+        for g in at_least_float32(block.g[:, :, 0]).unbind(1):
             self.total = g.square() if self.total is None else self.total.addcmul_(g, g)
 
     def fold(self, layers: LayerProducts) -> None:
+        """Add Σ_c g_co² a_i², or the squares summed over positions, to the diagonal of the layer."""
         assert self.total is not None
         if self.one_position:
             a, ones = self.inputs.columns()
-            layers.add(self.arrangement, self.total, single_or_better(a[:, 0]).square(), ones=ones)
+            layers.add(self.arrangement, self.total, at_least_float32(a[:, 0]).square(), ones=ones)
         else:
             layers.add_product(self.arrangement, self.total)

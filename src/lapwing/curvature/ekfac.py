@@ -1,6 +1,6 @@
-"""EKFAC: Kronecker eigenbases, with the curvature along each of their axes measured in a second pass over the data.
+"""EKFAC: the Kronecker eigenbasis of each layer, with eigenvalues re-estimated in a second pass over the data.
 
-s = Σ (U_Bᵀ J U_A)² over the rows SᵀJ. George et al. (2018).
+s = Σ (U_Bᵀ (SᵀJ) U_A)² over the rows SᵀJ, each reshaped as a matrix (o, i). George et al. (2018).
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 
 from lapwing._types import State
+from lapwing.curvature.accumulator import Accumulator
 from lapwing.curvature.kronecker import Kron
 from lapwing.curvature.output_layer import OutputTerms
 from lapwing.curvature.shards import decompose_together
 from lapwing.curvature.structure import Structure
-from lapwing.curvature.summation import Accumulator
 from lapwing.curvature.workload import Workload
 from lapwing.errors import StructureError
 from lapwing.network.jacobian import Jacobian
@@ -25,13 +25,13 @@ from lapwing.operators import Basis, BlockDiagonalCurvature, Curvature, EigenCur
 
 @dataclass(frozen=True)
 class Ekfac(Kron):
-    """Kronecker eigenbases with the curvature along each axis measured in a second pass over the data."""
+    """The eigenbasis of `Kron`, with eigenvalues s = Σ (U_Bᵀ (SᵀJ) U_A)² from a second pass over the data."""
 
     additive = False
 
     def second_pass(self, parts: Sequence[Curvature]) -> Sequence[Accumulator] | None:
         bases = _shared_bases(parts)
-        return [_AxisSums(part, bases) for part in parts if isinstance(part, BlockDiagonalCurvature)]
+        return [_EigenvalueAccumulator(part, bases) for part in parts if isinstance(part, BlockDiagonalCurvature)]
 
     def stored_floats(self, layout: ParamLayout) -> int:
         return super().stored_floats(layout) + layout.p
@@ -43,29 +43,30 @@ class Ekfac(Kron):
         )
 
     def stored_bytes(self, work: Workload) -> int:
-        """One basis for all parts, and the curvatures of each along its axes."""
-        return work.survey.kept_bytes + 8 * work.n_parts * work.p
+        """One eigenbasis shared by all parts, and the eigenvalues of each part."""
+        return work.summary.stored_bytes + 8 * work.n_parts * work.p
 
     @property
-    def tried_as(self) -> Structure:
-        """No eigendecomposition is tried."""
+    def trial_structure(self) -> Structure:
+        """Kronecker: a trial needs the size of the sums only, and skips the eigendecompositions."""
         return Kron(self.sharing, self.bias, self.damping)
 
     def second_pass_bytes(self, work: Workload) -> int:
-        """Eigenvectors, and curvatures along the axes."""
-        return 2 * work.survey.kept_bytes + 16 * work.n_parts * work.p
+        """Eigenvectors, and two copies of the eigenvalues of each part."""
+        return 2 * work.summary.stored_bytes + 16 * work.n_parts * work.p
 
     def fit_macs(self, work: Workload) -> float:
+        """Two passes: the Kronecker factors, then the rows rotated into the eigenbasis (twice the factors' cost)."""
         if not work.closed_output:
             through = work.columns * work.forward_macs if work.through_body else 0
             return work.pass_macs + 2 * work.factor_macs + work.forward_macs + through + work.dense_row_macs
-        (tile,) = work.tiles
-        _, o, _ = tile.maps or (0, 0, 0)
-        return work.pass_macs + 2 * tile.output_macs + tile.r * o**2 + tile.macs + work.forward_macs
+        (block,) = work.blocks
+        _, o, _ = block.maps or (0, 0, 0)
+        return work.pass_macs + 2 * block.output_macs + block.r * o**2 + block.macs + work.forward_macs
 
 
-class _AxisSums(Accumulator):
-    """s = Σ (U_Bᵀ J U_A)² along the axes of given eigenbases; blocks without one keep what the first pass found."""
+class _EigenvalueAccumulator(Accumulator):
+    """Running s = Σ (U_Bᵀ (SᵀJ) U_A)² per layer; blocks without an eigenbasis keep the result of the first pass."""
 
     def __init__(self, first: BlockDiagonalCurvature, bases: dict[int, Basis]) -> None:
         self.first, self.bases = first, bases
@@ -101,9 +102,10 @@ class _AxisSums(Accumulator):
 
 
 def _shared_bases(parts: Sequence[Curvature]) -> dict[int, Basis]:
-    """Eigenbases of the parts' sum, so that the parts can be added at any scale."""
+    """Eigenbases of the sum of the parts. One basis for all parts keeps Σ_g c_g H_g diagonal in it for any c."""
     first, *rest = parts
     assert isinstance(first, BlockDiagonalCurvature)
+    # Equal noise levels: they may still change, but the basis is computed once.
     ones = torch.ones(len(parts), dtype=torch.float64)
     whole = first.mixed(rest, ones) if rest else first  # type: ignore[arg-type]
     decompose_together(whole.blocks)

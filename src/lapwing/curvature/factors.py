@@ -1,7 +1,7 @@
-"""Kinds of curvature: each turns the likelihood at f into columns S, so that H = Σ_n J_nᵀ S_n S_nᵀ J_n.
+"""Kinds of Fisher: each turns the likelihood at f into columns S with S Sᵀ ≈ Λ, so that H = Σ_n J_nᵀ S_n S_nᵀ J_n.
 
-Columns come in parts, one per dispersion of the likelihood, at unit dispersion: H = Σ_g c_g H_g with
-c_g = `scales(likelihood)`, so a new noise level needs no new pass over the data.
+Columns come in parts, one per dispersion parameter of the likelihood, at unit dispersion: H = Σ_g c_g H_g with
+c_g = `scales(likelihood)`. A new noise level then needs no new pass over the data.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from lapwing.likelihoods import Columns, Likelihood, OutputCurvature
 
 
 class Fisher(ABC):
-    """How the curvature of the likelihood in output space is obtained."""
+    """How the Hessian Λ of the negative log likelihood in the outputs (n, t, c, c) is estimated."""
 
     @abstractmethod
     def parts(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[Float[Tensor, "n t c m"]]:
-        """Columns for each part; with `separate_sites` false, column j of all sites belongs to one row of SᵀJ."""
+        """Columns S (n, t, c, m) of each part. Unless `separate_sites`, column j of all sites makes one row of SᵀJ."""
 
     @abstractmethod
     def curvatures(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[OutputCurvature] | None:
-        """S Sᵀ of every likelihood term for each part; None when a row of SᵀJ mixes several terms."""
+        """S Sᵀ (n, t, c, c) of every likelihood term for each part; None when a row of SᵀJ mixes several terms."""
 
     def mvs(self, likelihood: Likelihood, f: Tensor, y: Tensor, v: Float[Tensor, "m n t c"]) -> Sequence[Tensor]:
-        """S Sᵀ v of every likelihood term, for each part; where every pass gives the same matrix."""
+        """S Sᵀ v of every likelihood term, for each part; only where the columns are `repeatable`."""
         raise NotImplementedError(f"{type(self).__name__} has no products.")
 
     @abstractmethod
     def scales(self, likelihood: Likelihood) -> Float[Tensor, " g"]: ...
 
-    described: str  # in words, for the diagnosis
-    separate_sites: bool
+    described: str  # for `diagnose()`
+    separate_sites: bool  # whether every site of a structured output has rows of its own
     repeatable: bool = False  # whether every pass over the data gives the same columns
 
     def state(self) -> State:
-        """What changes while it is used."""
+        """State that changes in use: that of the random generator."""
         return {}
 
     def restore(self, state: State) -> None:
-        """Go on from there."""
+        """Continue from a saved state."""
         return
 
 
 @dataclass(frozen=True)
 class Exact(Fisher):
-    """The generalised Gauss–Newton matrix: S Sᵀ = Λ exactly, one column per output."""
+    """The generalised Gauss–Newton matrix: S Sᵀ = Λ exactly, with one column per output."""
 
     described = "the exact generalised Gauss–Newton matrix"
     separate_sites = True
@@ -70,7 +70,7 @@ class Exact(Fisher):
 
 
 class Drawing(ABC):
-    """A random vector r for every likelihood term, with mean zero and E[r rᵀ] = Λ."""
+    """A random vector r for every likelihood term, with E[r] = 0 and E[r rᵀ] = Λ."""
 
     @abstractmethod
     def drawn(self, likelihood: Likelihood, f: Tensor, y: Tensor, generator: torch.Generator) -> Sequence[Tensor]:
@@ -79,7 +79,7 @@ class Drawing(ABC):
 
 @dataclass(frozen=True)
 class Labels(Drawing):
-    """r = ∇_f log p(y | f) with y drawn from the model."""
+    """Labels y drawn from the model, r = ∇_f log p(y | f): the Monte Carlo Fisher."""
 
     def drawn(self, likelihood: Likelihood, f: Tensor, y: Tensor, generator: torch.Generator) -> Sequence[Tensor]:
         return likelihood.part_sampled(f, y, generator=generator)
@@ -87,9 +87,10 @@ class Labels(Drawing):
 
 @dataclass(frozen=True)
 class Signs(Drawing):
-    """r = S z with random signs z: all classes enter every draw, so r rᵀ varies much less than that of one label.
+    """Random signs z, r = S z. All classes enter every draw, so r rᵀ has much less variance than with drawn labels.
 
-    A class of small probability p has r_c² ≈ p always; with drawn labels it is about 1 in a share p of the draws.
+    A class of small probability p has r_c² ≈ p in every draw. With drawn labels r_c² ≈ 1 in a share p of the draws,
+    and almost zero otherwise: the mean is the same, the variance is not.
     """
 
     def drawn(self, likelihood: Likelihood, f: Tensor, y: Tensor, generator: torch.Generator) -> Sequence[Tensor]:
@@ -98,9 +99,10 @@ class Signs(Drawing):
 
 @dataclass(frozen=True, eq=False)
 class Sampled(Fisher):
-    """Random output gradients, labels drawn from the model unless told otherwise: the mean of r rᵀ is an unbiased Λ.
+    """Random output gradients r, an unbiased estimate E[r rᵀ] = Λ with `n_draws` columns instead of one per output.
 
-    Those of different sites are independent with mean zero, so one row holds them all.
+    The r of different sites are independent with mean zero, so their cross terms vanish in expectation, and one row of
+    SᵀJ can hold all sites.
     """
 
     generator: torch.Generator
@@ -115,9 +117,11 @@ class Sampled(Fisher):
 
     def parts(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[Float[Tensor, "n t c m"]]:
         draws = [self.drawing.drawn(likelihood, f, y, self.generator) for _ in range(self.n_draws)]
+        # 1/√n in the columns is the mean over n draws in S Sᵀ.
         return [torch.stack(part, dim=-1) / self.n_draws**0.5 for part in zip(*draws, strict=True)]
 
     def curvatures(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> Sequence[OutputCurvature] | None:
+        # With several sites a row is the sum over sites: the curvature of one term cannot be recovered from it.
         return [Columns(part) for part in self.parts(likelihood, f, y)] if f.shape[1] == 1 else None
 
     def scales(self, likelihood: Likelihood) -> Float[Tensor, " g"]:
@@ -127,12 +131,13 @@ class Sampled(Fisher):
         return {"generator": self.generator}
 
     def restore(self, state: State) -> None:
+        # Set the state instead of replacing the generator: the caller may hold it as well.
         self.generator.set_state(state["generator"].get_state())
 
 
 @dataclass(frozen=True)
 class Empirical(Fisher):
-    """Observed labels: Σ r rᵀ. Not a Hessian approximation away from a calibrated model; never a default."""
+    """Observed labels: Σ r rᵀ. It approximates the Hessian only if the model is calibrated; never a default."""
 
     described = "observed labels, no approximation of the Hessian"
     separate_sites = True

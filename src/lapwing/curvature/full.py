@@ -1,4 +1,4 @@
-"""Every entry of the curvature."""
+"""Full curvature: every entry of H, as a matrix or as the rows it is made of."""
 
 from __future__ import annotations
 
@@ -8,29 +8,32 @@ from dataclasses import dataclass
 import torch
 
 from lapwing._types import State, Tensor
+from lapwing.curvature.accumulator import Accumulator
 from lapwing.curvature.diagonal import Diag
+from lapwing.curvature.model_summary import plural
 from lapwing.curvature.structure import Structure, Trial
-from lapwing.curvature.summation import Accumulator
-from lapwing.curvature.survey import plural
 from lapwing.curvature.workload import Workload
 from lapwing.linalg import add_gram_, mirror_
 from lapwing.network.jacobian import Jacobian, RowSizes
 from lapwing.network.parameters import ParamLayout
 from lapwing.operators import Curvature, DenseCurvature, LowRankCurvature, stacked
 
-_PENDING_ROWS = 1024  # rows gathered before they are multiplied out: few large products instead of many small ones
+_PENDING_ROWS = 1024  # rows collected before they are multiplied: one large matrix product is faster than many small
 
 
 @dataclass(frozen=True)
 class Full(Structure):
-    """Every entry of H: exact. Kept as rows while there are fewer rows than parameters, else as a matrix."""
+    """H = Σ JᵀΛJ without approximation.
+
+    Kept as rows SᵀJ while there are fewer rows than parameters, else as a matrix.
+    """
 
     additive = True
     resumable = True
     exact = True
 
     def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
-        return DenseSum(layout.p, device)
+        return DenseAccumulator(layout.p, device)
 
     def stored_floats(self, layout: ParamLayout) -> int:
         return layout.p**2
@@ -39,9 +42,9 @@ class Full(Structure):
         return 2 * sizes.dense
 
     def n_rows(self, work: Workload) -> int | None:
-        """Rows of the data, where they are kept in place of the matrix.
+        """Rows of the data, if they are kept instead of the matrix; None if the matrix is kept.
 
-        The matrix must fit nevertheless: the number of data that is announced is not what they must give.
+        The matrix must fit into the budget in any case: the loader may announce fewer data than it yields.
         """
         return work.n_rows if self.needed_bytes(work) <= work.budget else None
 
@@ -56,29 +59,37 @@ class Full(Structure):
 
 
 def rows_or_matrix(n_rows: int | None) -> str:
+    """For the table of `lw.plan`."""
+
     return "full matrix" if n_rows is None else f"{plural(n_rows, 'row')} of the data, exactly"
 
 
 def gram_macs(work: Workload, n_rows: int | None) -> float:
-    """Of the kernel between all rows, or of the matrix, per datum."""
+    """Multiplications per datum of the kernel between all rows, or of the P × P matrix if `n_rows` is None."""
     if n_rows is None:
         return work.columns * work.p**2 / 2
-    return work.columns * n_rows * min(work.p, work.survey.linearised.sizes.factored)
+    return work.columns * n_rows * min(work.p, work.summary.linearised.sizes.factored)
 
 
 def rows_or_matrix_bytes(
     structure: Structure, work: Workload, trial: Trial, n_rows: int | None, largest: int
 ) -> tuple[int, int, int]:
-    """Counted, besides the passes: the matrix and the rows folded into it; then a scaled copy, sum and factor."""
-    fit, predict = trial.tried(Diag())
+    """Bytes to store, at the peak of a fit, at the peak of a prediction: those of a trial of `Diag`, and the matrices.
+
+    While fitting: the matrix and the block of rows added to it. While predicting: the scaled matrix, the sum, its
+    factor.
+    """
+    fit, predict = trial.measured_bytes(Diag())
     if n_rows is not None:
-        kernel, stored = 8 * n_rows**2, 8 * n_rows * work.survey.linearised.sizes.factored
+        kernel, stored = 8 * n_rows**2, 8 * n_rows * work.summary.linearised.sizes.factored
         return stored, stored + 3 * kernel + fit, stored + 4 * kernel + predict
     matrix, stored = 8 * largest**2, structure.stored_bytes(work)
     return stored, stored + 2 * matrix + fit, 2 * stored + 3 * matrix + predict
 
 
-class DenseSum(Accumulator):
+class DenseAccumulator(Accumulator):
+    """Running H (p, p) = Σ (SᵀJ)ᵀ(SᵀJ). Keeps the rows themselves until there are as many as parameters."""
+
     def __init__(self, p: int, device: torch.device) -> None:
         self.p, self.device = p, device
         self.pieces: list[Jacobian] = []
@@ -87,6 +98,7 @@ class DenseSum(Accumulator):
 
     def add(self, pieces: Iterable[Jacobian]) -> None:
         for rows in pieces:
+            # Rows that may be the result are stored in compressed form; those about to be added to H are not.
             self.pieces.append(rows if self.H is not None else rows.kept())
             self.n_pending += rows.n * rows.c
             # N·C < P: the rows are the smaller side, and small Gram matrices replace the P × P one.
@@ -94,11 +106,12 @@ class DenseSum(Accumulator):
                 self._fold()
 
     def result(self) -> Curvature:
+        """H as a dense matrix, or as rows if there were fewer rows than parameters."""
         if self.H is not None:
             self._fold()
             return DenseCurvature.of(mirror_(self.H))
         H = LowRankCurvature.of(stacked(self.pieces))
-        H.spectrum()  # kept with the rows: every evidence and every prediction starts from their kernel
+        H.spectrum()  # stored with the rows: evidence and predictions both start from the kernel between rows
         return H
 
     def state(self) -> State:
@@ -108,6 +121,7 @@ class DenseSum(Accumulator):
         self.pieces, self.n_pending, self.H = list(state["pieces"]), state["n_pending"], state["H"]
 
     def _fold(self) -> None:
+        """H ← H + Σ (SᵀJ)ᵀ(SᵀJ) over the pending rows."""
         if self.H is None:
             self.H = torch.zeros(self.p, self.p, dtype=torch.float64, device=self.device)
         if self.pieces:

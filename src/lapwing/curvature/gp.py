@@ -1,9 +1,9 @@
-"""The Gaussian process view: the posterior over functions, from kernel blocks k(x, x') = J(x) P₀⁻¹ J(x')ᵀ.
+"""Function-space (Gaussian process) posterior, from kernel blocks k(x, x') = J(x) P₀⁻¹ J(x')ᵀ.
 
     V(x) = k(x, x) − k(x, X) S (I + Sᵀ K S)⁻¹ Sᵀ k(X, x),   S Sᵀ = Λ
 
-With all data and all covariances between outputs it is the Gaussian over weights seen from the other side, and equal to
-it. The choices here make it smaller: fewer data, fewer functions, or no covariances between outputs.
+With all data and all covariances between outputs this equals the posterior over weights (Woodbury). The options make
+it cheaper: a subset of the data, a low-rank kernel, or no covariances between outputs.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from numbers import Integral
 
 import torch
 
-from lapwing.curvature.estimate import Sums, summed_parts
-from lapwing.curvature.full import DenseSum, Full, gram_macs, rows_or_matrix, rows_or_matrix_bytes
+from lapwing.curvature.accumulator import Accumulator, AccumulatorFactory
+from lapwing.curvature.estimate import PassState, run_passes
+from lapwing.curvature.full import DenseAccumulator, Full, gram_macs, rows_or_matrix, rows_or_matrix_bytes
 from lapwing.curvature.passes import Pass, Source
 from lapwing.curvature.points import (
     AtRandom,
@@ -25,9 +26,8 @@ from lapwing.curvature.points import (
     choose_points,
 )
 from lapwing.curvature.separate import Separate, diagonal_roots, softmax_roots
-from lapwing.curvature.structure import Structure, Trial, Work
-from lapwing.curvature.subspace import BoundedSum, Given, Projected, ProjectedSum, Subspace
-from lapwing.curvature.summation import Accumulator, Summation
+from lapwing.curvature.structure import PassPlan, Structure, Trial
+from lapwing.curvature.subspace import BoundedAccumulator, Precomputed, Projected, ProjectedAccumulator, Subspace
 from lapwing.curvature.workload import Workload
 from lapwing.errors import InputError, InputTypeError, StructureError
 from lapwing.likelihoods import Categorical
@@ -36,20 +36,23 @@ from lapwing.network.parameters import ParamLayout
 from lapwing.runtime import distributed
 
 _CRITERIA: dict[str, Criterion] = {"random": AtRandom(), "informative": MostInformative()}
-_MOST_ROWS = 1024  # of outputs predicted at a time: kernels between them and the data stay small
-_MOST_SEPARATE = 8 * _MOST_ROWS  # where outputs have kernels of their own
+_MOST_ROWS = 1024  # outputs predicted at a time: bounds the kernel between them and the data
+_MOST_SEPARATE = 8 * _MOST_ROWS  # the same if every output has a kernel of its own, which is smaller
 
 
 @dataclass(frozen=True)
 class GP(Structure):
-    """A posterior over functions.
+    """A posterior over functions: a Gaussian process whose kernel is that of the linearised network.
 
-    `n_points=None` uses all data exactly. With a number, `method` says how the points stand for the data: "subset"
-    (the rest is left out; `sod_scale` says what makes up for it), or all data seen through functions of the points,
-    "nystrom" (the `rank` leading eigenfunctions) and "inducing" (all of them, and the evidence is a lower bound).
-    `coupling`: covariances between outputs kept ("full"), dropped in the kernel ("independent"), or in the likelihood
-    too ("diag"). `points`: "random" or "informative" (largest tr Λ). `mean`: predictions around the network's outputs,
-    or one Newton step from them ("newton").
+    `n_points=None` uses all data exactly. With a number, `method` is one of
+
+    - "subset": only these points; `sod_scale` rescales the likelihood or the prior to make up for the other data;
+    - "nystrom": all data, projected on the `rank` leading eigenfunctions of the kernel at the points;
+    - "inducing": all data, projected on all functions of the points; the evidence is a lower bound.
+
+    `coupling` keeps covariances between outputs ("full"), drops them in the kernel ("independent"), or in kernel and
+    likelihood ("diag"). `points` are selected at "random" or are the most "informative" (largest tr Λ). `mean` centres
+    predictions at the network's outputs ("network") or one Newton step from them ("newton").
     """
 
     n_points: int | None = None
@@ -71,6 +74,7 @@ class GP(Structure):
         self._check_together()
 
     def _check_together(self) -> None:
+        """Raise for options that exclude each other."""
         if self.sparse and self.n_points is None:
             raise InputError(f'GP(method="{self.method}") needs n_points, the number of points it is made of.')
         if self.sparse and self.coupling != "full":
@@ -86,6 +90,7 @@ class GP(Structure):
                 'there is none. Use coupling="full".'
             )
 
+    # The prior defines the kernel, so an explicit or default prior is a modelling choice here.
     states_prior = True
 
     @property
@@ -109,7 +114,7 @@ class GP(Structure):
 
     @property
     def sparse(self) -> bool:
-        """Whether all data are seen through functions of the points."""
+        """Whether all data are projected on functions of the points (Nyström or inducing points)."""
         return self.method != "subset"
 
     @property
@@ -130,56 +135,63 @@ class GP(Structure):
 
     @property
     def described(self) -> str:
+        # Merging and comparing posteriors must tell these variants apart.
         what = [] if self.n_points is None else [f"{self.n_points} points", self.method]
         what += [] if self.coupling == "full" else [f"{self.coupling} outputs"]
         return f"gp ({', '.join(what)})" if what else "gp"
 
-    def prepared(self, sweep: Pass, data: Source) -> Work:
+    def prepared(self, sweep: Pass, data: Source) -> PassPlan:
+        # Nystrom and inducing points need J at the points before the pass over all data: it projects on them.
         if self.n_points is None:
-            return Work(self._on_all(sweep), data)
+            return PassPlan(self._on_all(sweep), data)
         points = choose_points(sweep, data, self.n_points, _CRITERIA[self.points])
         if self.sparse:
             subspace = Subspace.spanned(_jacobian_at(sweep, points), sweep.P0, self.rank)
-            return Work(Projected(subspace, BoundedSum if self.method == "inducing" else ProjectedSum), data)
+            return PassPlan(
+                Projected(subspace, BoundedAccumulator if self.method == "inducing" else ProjectedAccumulator), data
+            )
         return self._subset(sweep, data, points)
 
-    def _on_all(self, sweep: Pass) -> Summation:
-        if self.coupling == "full" or sweep.sites.c == 1:  # one output has nothing to be coupled with
+    def _on_all(self, sweep: Pass) -> AccumulatorFactory:
+        """The accumulation over all given data, by `coupling`."""
+        if self.coupling == "full" or sweep.sites.c == 1:  # a single output has no couplings to drop
             return Full()
         roots = softmax_roots if self.coupling == "independent" else diagonal_roots
         tied = self.coupling == "independent" and isinstance(sweep.likelihood, Categorical)
         return Separate(roots, sweep.sites, tied)
 
-    def _subset(self, sweep: Pass, data: Source, points: Points) -> Work:
-        summation, weight = self._on_all(sweep), points.n_seen / points.n
+    def _subset(self, sweep: Pass, data: Source, points: Points) -> PassPlan:
+        """Curvature of the selected points only, rescaled as `sod_scale` says."""
+        factory, weight = self._on_all(sweep), points.n_seen / points.n
         if self.sod_scale != "likelihood":
-            return Work(summation, lambda: points.batches, weight if self.sod_scale == "prior" else 1.0)
-        # Curvature of the points times N/M; log likelihood and gradient of all data, which cost one pass.
-        parts = summed_parts(Sums(sweep, summation), Work(summation, lambda: points.batches))
+            return PassPlan(factory, lambda: points.batches, weight if self.sod_scale == "prior" else 1.0)
+        # N/M times the curvature of the points; log likelihood and gradient come from all data, in one forward-backward
+        # pass.
+        parts = run_passes(PassState(sweep, factory), PassPlan(factory, lambda: points.batches))
         factor = torch.tensor(weight, dtype=torch.float64)
-        return Work(Given(tuple(part.scaled(factor) for part in parts)), data)
+        return PassPlan(Precomputed(tuple(part.scaled(factor) for part in parts)), data)
 
     def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
-        return DenseSum(layout.p, device)
+        return DenseAccumulator(layout.p, device)
 
     def stored_floats(self, layout: ParamLayout) -> int:
         return layout.p**2
 
     def kernel_bytes(self, work: Workload) -> tuple[int, int]:
-        """Rows of the points, and kernels between them: of all rows, or of each output's. (0, 8 P²) where the matrix
-        is the smaller side; nothing where the data do not say how many they are."""
+        """Bytes of the points' rows, and of the kernels: one of all rows, or one per output. (0, 8 P²) where the P × P
+        matrix is smaller; 0 where the number of data is unknown."""
         known = [n for n in (self.n_points, work.n_data) if n is not None]
         n, k = min(known, default=0), work.k
         if self.coupling == "full" and not self.sparse and n * k >= work.p:
             return 0, 8 * work.p**2
         kernels = (n * k) ** 2 if self.coupling == "full" else k * n**2
-        return n * work.survey.row_bytes, 8 * kernels
+        return n * work.summary.row_bytes, 8 * kernels
 
     def stored_bytes(self, work: Workload) -> int:
         return work.n_parts * sum(self.kernel_bytes(work))
 
     def needed_bytes(self, work: Workload) -> int:
-        """With a scaled kernel and its factor; rows stay as they are."""
+        """The kernel, a scaled copy and its factor, and the rows."""
         return self.stored_bytes(work) + 2 * self.kernel_bytes(work)[1]
 
     def peak_bytes(self, work: Workload, trial: Trial) -> tuple[int, int, int]:
@@ -196,11 +208,11 @@ class GP(Structure):
         return "fewer points, lw.GP(n_points=...)"
 
     def row_floats(self, sizes: RowSizes) -> int:
-        # Every piece of the inputs meets all points, so pieces are larger than where each is on its own.
+        # Each piece of the inputs is contracted with all points, which costs more memory than its own rows.
         return max(1, sizes.factored // 4)
 
     def predicted_floats(self, sizes: RowSizes) -> int:
-        # Pressed together: all points are written out for every piece, so the fewer pieces the better.
+        # Without couplings all points are expanded once for every piece: fewer, larger pieces are faster.
         return self.row_floats(sizes) if self.coupling == "full" else max(1, sizes.factored // 8)
 
 
@@ -214,11 +226,13 @@ def _check_count(field: str, value: object) -> None:
 
 
 def _jacobian_at(sweep: Pass, points: Points) -> Jacobian:
-    """J of the points of all ranks, as factors."""
-    with closing(replace(sweep, summation=Given(())).pieces(points.batches)) as traced:
+    """J (m, k, p) at the points of all ranks, as factors."""
+    with closing(replace(sweep, factory=Precomputed(())).pieces(points.batches)) as traced:
         own = [trace.jacobian() for trace, _, _ in traced]
     pieces = (
-        own if not distributed.many() else [J for some in distributed.gathered([J.formed() for J in own]) for J in some]
+        own
+        if not distributed.is_distributed()
+        else [J for some in distributed.gathered([J.formed() for J in own]) for J in some]
     )
     return pieces[0].concatenated(pieces[1:])
 

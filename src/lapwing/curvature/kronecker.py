@@ -1,7 +1,8 @@
-"""Kronecker and EKFAC curvature out of the captured factors: A from layer inputs, B from output gradients.
+"""Kronecker-factored curvature (K-FAC) from captured layer inputs a and output gradients g: H_layer ≈ B ⊗ A.
 
 expand: A = 1/(N R) Σ_nt a aᵀ, B = Σ_nt g gᵀ.   reduce: with ā = mean_t a and ĝ = Σ_t g, A = 1/N Σ ā āᵀ, B = Σ ĝ ĝᵀ.
-(Martens and Grosse, 2015; Eschenhagen et al., 2023.) Sums are kept, and the mean is taken once: batches do not matter.
+(Martens and Grosse, 2015; Eschenhagen et al., 2023.) Sums are stored and the mean of A is taken at the end, so the
+result does not depend on the batches.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from lapwing._types import Float, State, Tensor
-from lapwing.curvature.diagonal import DiagonalSum
-from lapwing.curvature.full import DenseSum
+from lapwing.curvature.accumulator import Accumulator
+from lapwing.curvature.diagonal import DiagonalAccumulator
+from lapwing.curvature.full import DenseAccumulator
+from lapwing.curvature.model_summary import MAX_DENSE_BLOCK, diagonal_dtype
 from lapwing.curvature.output_layer import OutputGram, OutputTerms
 from lapwing.curvature.structure import Structure
-from lapwing.curvature.summation import Accumulator
-from lapwing.curvature.survey import MAX_DENSE_BLOCK, loose_dtype
 from lapwing.curvature.workload import Workload
 from lapwing.errors import InputError
 from lapwing.linalg import GramSum, stored_dtype
@@ -40,10 +41,11 @@ _DAMPINGS: dict[str, Damping] = {"exact": ExactDamping(), "split": SplitDamping(
 
 @dataclass(frozen=True)
 class Kron(Structure):
-    """B ⊗ A per layer; tensors without a Kronecker rule get their exact dense block, or diagonal when large.
+    """B ⊗ A per layer. Tensors without a Kronecker rule get their exact dense block, or their diagonal when large.
 
-    `sharing` says how a layer's positions enter, `bias` whether it is a column of the weight or a block of its own,
-    `damping` whether the prior enters exactly or split over the factors.
+    `sharing`: how a layer's R positions enter ("expand" or "reduce"). `bias`: a column of the weight ("joint") or a
+    block of its own ("separate"). `damping`: the prior enters exactly ("exact") or split over the two factors
+    ("split").
     """
 
     sharing: str = "expand"
@@ -63,7 +65,7 @@ class Kron(Structure):
         _check_word("damping", self.damping, tuple(_DAMPINGS))
 
     def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
-        return _LayerSums(self, layout, device)
+        return _LayerAccumulator(self, layout, device)
 
     def stored_floats(self, layout: ParamLayout) -> int:
         return sum(_factor_floats(layout, names) for names in layout.modules.values())
@@ -72,49 +74,50 @@ class Kron(Structure):
         return sizes.factored
 
     def stored_bytes(self, work: Workload) -> int:
-        """Large factors and very long diagonals beside them are float32."""
-        return work.n_parts * work.survey.kept_bytes
+        """Factors and diagonals, at the dtype they are stored in: float32 when large."""
+        return work.n_parts * work.summary.stored_bytes
 
     def needed_bytes(self, work: Workload) -> int:
-        """All that a posterior holds while it predicts, the copy of the network included."""
-        survey, sum_of_parts = work.survey, work.survey.kept_bytes if work.n_parts > 1 else 0
-        held = survey.posterior_bytes + work.n_parts * survey.gradient_bytes + self.stored_bytes(work)
-        return held + sum_of_parts + survey.derived_bytes
+        """All that a posterior holds while it predicts, its copy of the network included."""
+        summary, sum_of_parts = work.summary, work.summary.stored_bytes if work.n_parts > 1 else 0
+        held = summary.posterior_bytes + work.n_parts * summary.gradient_bytes + self.stored_bytes(work)
+        return held + sum_of_parts + summary.derived_bytes
 
     def sum_bytes(self, work: Workload) -> int:
-        return work.n_parts * (work.survey.kept_bytes + work.survey.gradient_bytes)
+        return work.n_parts * (work.summary.stored_bytes + work.summary.gradient_bytes)
 
     def decomposition_bytes(self, work: Workload) -> int:
-        """All eigenvectors, and what the largest factor's decomposition takes for a moment."""
-        return work.survey.derived_bytes
+        """All eigenvectors, and the workspace of the largest eigendecomposition."""
+        return work.summary.derived_bytes
 
     def predicting_bytes(self, work: Workload, piece: int) -> int:
-        derived = sum(tile.derived_bytes for tile in work.tiles)
-        return derived + max(*(tile.passing_bytes for tile in work.tiles), piece)
+        derived = sum(block.derived_bytes for block in work.blocks)
+        return derived + max(*(block.temporary_bytes for block in work.blocks), piece)
 
     def fit_macs(self, work: Workload) -> float:
         if not work.closed_output:
             return work.pass_macs + work.factor_macs
-        (tile,) = work.tiles
-        return work.pass_macs + tile.output_macs
+        (block,) = work.blocks
+        return work.pass_macs + block.output_macs
 
     def coverage(self, work: Workload) -> str:
-        return work.survey.treatments()
+        return work.summary.treatments()
 
 
-class _LayerSums(Accumulator):
-    """One sum per block of the Jacobian, of the kind that suits it; built when the first rows show the blocks."""
+class _LayerAccumulator(Accumulator):
+    """One accumulator per block of the Jacobian, created when the first rows show which blocks there are."""
 
     def __init__(self, structure: Kron, layout: ParamLayout, device: torch.device) -> None:
         self.structure, self.layout, self.device = structure, layout, device
-        self.sums: list[_FactorSum | _LooseSum] = []
+        self.sums: list[_FactorAccumulator | _TensorAccumulator] = []
 
     def add(self, pieces: Iterable[Jacobian]) -> None:
         for number, rows in enumerate(pieces):
             if not self.sums:
                 self.sums = [self._sum_for(block) for block in rows.blocks]
-            self._add(rows, inputs_too=number == 0)  # all columns of the same data share their inputs
-            del rows  # the gradients of the next column are written where these were, in the processor's cache
+            # All columns of the same data share their inputs: A once, B per column.
+            self._add(rows, inputs_too=number == 0)
+            del rows  # free before the next column: its gradients then reuse memory that is still in the cache
 
     def _add(self, rows: Jacobian, *, inputs_too: bool) -> None:
         for total, block in zip(self.sums, rows.blocks, strict=True):
@@ -124,10 +127,11 @@ class _LayerSums(Accumulator):
         if not self.sums:
             self.sums = [self._sum_for(terms.block)]
         (total,) = self.sums
-        assert isinstance(total, _FactorSum)
+        assert isinstance(total, _FactorAccumulator)
         total.add_output(terms)
 
     def result(self) -> Curvature:
+        # Blocks come in the order of the backward pass; the slices of a block-diagonal curvature are ascending.
         found = sorted((pair for total in self.sums for pair in total.result()), key=lambda pair: pair[0].start)
         return BlockDiagonalCurvature(tuple(s for s, _ in found), tuple(H for _, H in found))
 
@@ -138,23 +142,26 @@ class _LayerSums(Accumulator):
         self.sums = []
         for kept in state["sums"]:
             where = kept["where"]
-            total = self._factor_sum(where) if isinstance(where, Arrangement) else _LooseSum(where, self.device)
+            total = (
+                self._factor_sum(where) if isinstance(where, Arrangement) else _TensorAccumulator(where, self.device)
+            )
             total.restore(kept)
             self.sums.append(total)
 
-    def _sum_for(self, block: Block) -> _FactorSum | _LooseSum:
+    def _sum_for(self, block: Block) -> _FactorAccumulator | _TensorAccumulator:
         if isinstance(block, FactorBlock | OutputBlock):
             return self._factor_sum(block.arrangement)
-        return _LooseSum(block.slices[0], self.device)
+        return _TensorAccumulator(block.slices[0], self.device)
 
-    def _factor_sum(self, arrangement: Arrangement) -> _FactorSum:
+    def _factor_sum(self, arrangement: Arrangement) -> _FactorAccumulator:
         start = arrangement.slices[0].start
+        # The module's name, for error messages about its prior.
         name = next(n for n in self.layout.names if self.layout[n].start <= start < self.layout[n].stop)
-        return _FactorSum(self.structure, owner(name) or name, arrangement, self.device)
+        return _FactorAccumulator(self.structure, owner(name) or name, arrangement, self.device)
 
 
-class _FactorSum:
-    """Σ a aᵀ, the number of positions in it, and Σ g gᵀ of one layer."""
+class _FactorAccumulator:
+    """Running Σ a aᵀ (q, i, i), the number of positions in it, and Σ g gᵀ (q, o, o) of one layer."""
 
     def __init__(self, structure: Kron, name: str, arrangement: Arrangement, device: torch.device) -> None:
         self.structure, self.name, self.arrangement, self.device = structure, name, arrangement, device
@@ -174,7 +181,7 @@ class _FactorSum:
             block.add_output_gram_(self.B)
 
     def add_output(self, terms: OutputTerms) -> None:
-        # A row of SᵀJ belongs to one term, so its sum over positions is the term itself, reduced or not.
+        # Each row of SᵀJ belongs to one likelihood term, i.e. one position, so "reduce" and "expand" agree for B.
         inputs = terms.block.inputs
         n, r = inputs.columns()[0].shape[:2]
         self._add_inputs(inputs, n, r)
@@ -183,6 +190,7 @@ class _FactorSum:
         self.Lambda.add(terms.output_curvature)
 
     def _add_inputs(self, inputs: Inputs, n: int, r: int) -> None:
+        """Σ a aᵀ over data and positions ("expand"), or Σ ā āᵀ over data ("reduce")."""
         if self.structure.sharing == "reduce":
             self.A.add(inputs.tensor().mean(1))
             self.count += n
@@ -203,13 +211,16 @@ class _FactorSum:
             self.Lambda.restore(state["Lambda"])
 
     def result(self) -> list[tuple[slice, Curvature]]:
+        """(slice, B ⊗ A) for the layer; for weight and bias separately if the bias is a block of its own."""
         arrangement = self.arrangement
         A = self.A.result()
         if self.Lambda is None:
             B = self.B.result()
         elif self.B.empty:
             Lambda = self.Lambda.result()
+            # The closed form is float64; large factors are stored in float32, like those of other layers.
             B = Lambda.to(stored_dtype(len(Lambda[0]), A.dtype))
+        # The layer was used as the output layer for some of the data, and through the network for others.
         else:
             B = self.B.result().add_(self.Lambda.result())
         if self.structure.bias != "separate" or len(arrangement.slices) == 1:
@@ -217,8 +228,8 @@ class _FactorSum:
             return [(whole, self._curvature(arrangement, A, Eigen(B)))]
         assert arrangement.weight is not None and arrangement.bias is not None
         alone = replace(arrangement, bias=None), replace(arrangement, weight=None)
-        ones = torch.full_like(A[:, :1, :1], self.count, dtype=torch.float64)  # the bias sees the input 1: A = 1
-        outputs = Eigen(B)  # decomposed once
+        ones = torch.full_like(A[:, :1, :1], self.count, dtype=torch.float64)  # the input of the bias is the constant 1
+        outputs = Eigen(B)  # shared, so that it is decomposed once
         return [
             (arrangement.weight, self._curvature(alone[0], A[:, :-1, :-1], outputs)),
             (arrangement.bias, self._curvature(alone[1], ones, outputs)),
@@ -226,20 +237,23 @@ class _FactorSum:
 
     def _curvature(self, arrangement: Arrangement, A: Float[Tensor, "q i i"], B: Eigen) -> Curvature:
         start = min(s.start for s in arrangement.slices)
+        # A stays a sum here; KroneckerFactors divides by the count when it is used.
         factors = KroneckerFactors(A, max(self.count, 1.0), B)
         one = torch.ones((), dtype=torch.float64, device=A.device)
         damping = _DAMPINGS[self.structure.damping]
         return KroneckerCurvature(self.name, arrangement.shifted(-start), factors, one, damping)
 
 
-class _LooseSum:
-    """A tensor without a Kronecker rule: its exact dense block when it is small, else its exact diagonal."""
+class _TensorAccumulator:
+    """Accumulator of a tensor without a Kronecker rule: its exact dense block if small, else its exact diagonal."""
 
     def __init__(self, where: slice, device: torch.device) -> None:
         size = where.stop - where.start
         self.where = where
         self.total: Accumulator = (
-            DenseSum(size, device) if size <= MAX_DENSE_BLOCK else DiagonalSum(size, device, loose_dtype(size))
+            DenseAccumulator(size, device)
+            if size <= MAX_DENSE_BLOCK
+            else DiagonalAccumulator(size, device, diagonal_dtype(size))
         )
 
     def add(self, block: Block, rows: Jacobian, *, inputs_too: bool) -> None:
@@ -257,7 +271,7 @@ class _LooseSum:
 
 
 def _factor_floats(layout: ParamLayout, names: tuple[str, ...]) -> int:
-    """An upper bound from shapes alone: both factors of every matrix, or the dense block of a small tensor."""
+    """An upper bound from shapes alone: both factors of every matrix; the dense block or diagonal of other tensors."""
     total = 0
     for name in names:
         shape = layout.shape(name)

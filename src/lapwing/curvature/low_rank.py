@@ -1,4 +1,4 @@
-"""Leading eigenpairs of the curvature, from products with it: nothing of size P × P or N·C × P is formed."""
+"""Low-rank curvature: leading eigenpairs of H from products H v. Nothing of size P × P or N·C × P is formed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from lapwing._types import Float, Tensor
 from lapwing.curvature.diagonal import Diag
 from lapwing.curvature.gauss_newton import GaussNewton
+from lapwing.curvature.model_summary import plural
 from lapwing.curvature.structure import PRODUCT, Structure, Trial
-from lapwing.curvature.survey import plural
 from lapwing.curvature.workload import Workload
 from lapwing.errors import InputError, InputTypeError, warn
 from lapwing.linalg import Eigenpairs, leading_eigenpairs
@@ -19,17 +19,17 @@ from lapwing.network.jacobian import RowSizes
 from lapwing.network.parameters import ParamLayout
 from lapwing.operators import Curvature, DenseRows, LowRankCurvature
 
-_ROUNDING = {torch.float64: 1e-13, torch.float32: 3e-7}  # of products, relative to the largest eigenvalue
-_ROUNDS = 6  # passes that leading eigenpairs usually take
-_KEPT_AT_ONCE = 8  # blocks of vectors while the eigenpairs are looked for
+_ROUNDING = {torch.float64: 1e-13, torch.float32: 3e-7}  # error of a product, relative to the largest eigenvalue
+_ROUNDS = 6  # passes that usually suffice; for cost estimates only
+_KEPT_AT_ONCE = 8  # blocks of (rank + oversample) vectors that the Krylov method holds at its peak
 
 
 @dataclass(frozen=True)
 class LowRank(Structure):
-    """The `rank` leading eigenpairs of H; the rest is dropped. With one noise level per output, of each part.
+    """The `rank` leading eigenpairs of H; the rest is dropped. With one noise level per output, those of each part.
 
-    They are found until ‖H x − θ x‖ ≤ rtol · θ for all of them, by a randomised block Krylov method that visits the
-    data once per round, at most `max_passes` times. `seed` is that of its start.
+    A randomised block Krylov method iterates until ‖H x − θ x‖ ≤ rtol · θ for all pairs, with one pass over the data
+    per iteration and at most `max_passes` of them. `seed` is that of the random start.
     """
 
     rank: int = 100
@@ -38,7 +38,7 @@ class LowRank(Structure):
     oversample: int = 10
     seed: int = 0
     by_products = True
-    resumable = True  # the statistics; products start anew
+    resumable = True  # the first pass; the iterations that follow start again
 
     def __post_init__(self) -> None:
         for name, least in (("rank", 1), ("max_passes", 2), ("oversample", 0), ("seed", 0)):
@@ -50,7 +50,7 @@ class LowRank(Structure):
         if not 0 < self.rtol < 1:
             raise InputError(f"LowRank: rtol must lie between 0 and 1, got {self.rtol}.")
 
-    def from_products(self, H: GaussNewton, n_parts: int, near: Sequence[Curvature]) -> list[Curvature]:
+    def from_products(self, H: GaussNewton, n_parts: int, first_pass: Sequence[Curvature]) -> list[Curvature]:
         one_hot = torch.eye(n_parts, dtype=torch.float64)
         return [self._part(H, scales) for scales in one_hot]
 
@@ -71,12 +71,14 @@ class LowRank(Structure):
         return plural(min(self.rank, work.p), "leading eigenpair")
 
     def row_floats(self, sizes: RowSizes) -> int:
-        return sizes.factored + sizes.dense // 4  # variances take the rows as factors, and seldom written out
+        return sizes.factored + sizes.dense // 4  # variances use rows in factored form, rarely dense
 
     def _part(self, H: GaussNewton, scales: Float[Tensor, " g"]) -> Curvature:
+        """The leading eigenpairs of Σ_g c_g H_g as rows √θ xᵀ; warns if they have not converged."""
         network = H.jacobian.linearised.network
         generator = torch.Generator().manual_seed(self.seed)
         n = min(self.rank + self.oversample, H.p)
+        # Drawn on the CPU, so that every device starts from the same vectors.
         start = torch.randn(n, H.p, generator=generator, dtype=torch.float64).to(network.device)
         pairs = leading_eigenpairs(
             lambda v: H.mv(v, scales),
@@ -88,12 +90,14 @@ class LowRank(Structure):
         )
         if not pairs.converged:
             warn(_not_converged(pairs, self))
+        # The Gram matrix of rows √θ xᵀ is Σ θ x xᵀ.
         return LowRankCurvature.of(DenseRows(pairs.values.sqrt()[:, None] * pairs.vectors))
 
 
 def rank_bytes(structure: Structure, work: Workload, trial: Trial) -> tuple[int, int, int]:
-    """Of rows that come from products: blocks of vectors in the fit; rows, a scaled copy and a product after it."""
-    fit, predict = trial.tried(Diag())
+    """Bytes to store, at the peak of a fit (blocks of vectors), at the peak of a prediction (rows, a scaled copy, a
+    product)."""
+    fit, predict = trial.measured_bytes(Diag())
     stored = structure.stored_bytes(work)
     return stored, 8 * structure.working_floats(work.layout) + fit, 3 * stored + predict
 

@@ -1,4 +1,4 @@
-"""The whole curvature without storing it: products with all the data, and a cheaper structure to precondition with."""
+"""Matrix-free curvature: all of H through products with the data, and a cheaper structure as a preconditioner."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from lapwing.network.jacobian import RowSizes
 from lapwing.network.parameters import ParamLayout
 from lapwing.operators import Curvature, DiagonalCurvature, MatrixFreeCurvature, MatrixProducts
 
-_VECTORS = 8  # of P numbers that a solve for one right-hand side works with
-_NEAR_SHARE = 3  # quarters of the memory left that the preconditioner may take: passes need some too
+_VECTORS = 8  # vectors of P numbers held by one conjugate-gradient solve
+_NEAR_SHARE = 3  # quarters of the free memory that the preconditioner may take; the passes need the rest
 _ROW_FLOATS = 1 << 22
 
 
 @dataclass(frozen=True)
 class MatrixFree(Structure):
-    """All of H, by products with it: solves by preconditioned conjugate gradients, determinants by probes.
+    """All of H without storing it: conjugate gradients for solves, stochastic Lanczos quadrature for log det.
 
-    `preconditioner` is another structure (Nystrom, LowRank, Kron, Diag, Ekfac, Block), or None for the prior alone; it
-    changes how long things take, and how large the errors of estimates are, but not what is estimated. Nystrom() is cut
-    to the memory of the fit, down to None. The posterior comes back to the data for everything it is asked.
+    `preconditioner` is another structure (Nystrom, LowRank, Kron, Diag, Ekfac, Block), or None for the prior alone. It
+    changes the time and the variance of stochastic estimates, not what is estimated. The rank of Nystrom() is reduced
+    to fit the memory of the fit, down to None. Every question to the posterior makes passes over the training data.
     """
 
     preconditioner: Structure | None = field(default_factory=Nystrom)
@@ -71,17 +71,19 @@ class MatrixFree(Structure):
     def summed(self) -> Structure | None:
         return None if self.preconditioner is None else self.preconditioner.summed
 
-    def from_products(self, H: GaussNewton, n_parts: int, near: Sequence[Curvature]) -> list[Curvature]:
+    def from_products(self, H: GaussNewton, n_parts: int, first_pass: Sequence[Curvature]) -> list[Curvature]:
+        """Each part as products with H_g, with the parts of the preconditioner beside it."""
         source = _Streamed(H, n_parts)
         if self.preconditioner is None:
+            # H = 0 as preconditioner: its precision is the prior alone.
             nothing = torch.zeros(H.p, dtype=torch.float64, device=source.device)
-            near = [DiagonalCurvature(nothing)] * n_parts
+            first_pass = [DiagonalCurvature(nothing)] * n_parts
         elif self.preconditioner.by_products:
-            near = self.preconditioner.from_products(H, n_parts, near)
+            first_pass = self.preconditioner.from_products(H, n_parts, first_pass)
         one_hot = torch.eye(n_parts, dtype=torch.float64, device=source.device)
         return [
             MatrixFreeCurvature((source,), e, part, self.solver, self.probes)
-            for e, part in zip(one_hot, near, strict=True)
+            for e, part in zip(one_hot, first_pass, strict=True)
         ]
 
     def stored_floats(self, layout: ParamLayout) -> int:
@@ -117,7 +119,7 @@ class MatrixFree(Structure):
 
 @dataclass(frozen=True, eq=False)
 class _Streamed(MatrixProducts):
-    """The curvature of the data a posterior was fitted on."""
+    """Products with the curvature of the data that a posterior was fitted on."""
 
     H: GaussNewton
     n_parts: int
@@ -139,9 +141,10 @@ class _Streamed(MatrixProducts):
     def diagonals(self) -> Float[Tensor, "g p"]:
         return self._diagonals
 
+    # Cached: it takes a pass over the data.
     @cached_property
     def _diagonals(self) -> Float[Tensor, "g p"]:
-        """Exact, by another pass over the data."""
+        """diag H_g (g, p) for each part, exact, by one more pass over the data."""
         found = estimate(
             self.H.jacobian.linearised,
             self.H.likelihood,

@@ -1,4 +1,4 @@
-"""Some of the data, chosen in one pass over all of them: at random, or where the likelihood bends most."""
+"""Select data points in one pass over the data: at random, or those with the largest curvature of the likelihood."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from lapwing.runtime import distributed
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """The chosen data: those of this process, in batches; how many there are, and were to choose from, on all ranks."""
+    """The selected data: those of this rank, in batches. `n` and `n_seen` count selected and seen data of all ranks."""
 
     batches: tuple[tuple[ModelInput, Tensor], ...]
     n: int
     n_seen: int
 
 
-Keys = Callable[[ModelInput, Tensor], Float[Tensor, " n"]]
+Keys = Callable[[ModelInput, Tensor], Float[Tensor, " n"]]  # batch → sort keys
 
 
 class Criterion(ABC):
-    """Which data are taken: those with the smallest keys."""
+    """Which data are selected: those with the smallest keys."""
 
     @abstractmethod
     def keys(self, sweep: Pass, data: Source) -> Keys:
-        """For the batches of a pass, as they come."""
+        """A function that gives the keys of each batch, called once per batch in order."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,16 @@ class AtRandom(Criterion):
     def keys(self, sweep: Pass, data: Source) -> Keys:
         generator = sweep.generator
         draw = partial(torch.rand, dtype=torch.float64, generator=generator, device=generator.device)
-        if not distributed.many():
+        if not distributed.is_distributed():
             return lambda x, y: draw(x.n).cpu()
-        # One pass more, to count: each rank's keys are those that its data would have in one process.
+        # One extra pass to count: the keys are then independent of how the data are split over ranks.
         numbers = distributed.gathered(sum(x.n for x, _ in data()))
         generator.set_state(distributed.broadcast(generator.get_state(), 0))
-        return _InTurn(draw(sum(numbers)).cpu().split(numbers)[distributed.rank()])
+        return _DrawnKeys(draw(sum(numbers)).cpu().split(numbers)[distributed.rank()])
 
 
-class _InTurn:
-    """Keys that were drawn beforehand."""
+class _DrawnKeys:
+    """Keys drawn in advance, handed out batch by batch."""
 
     def __init__(self, keys: Float[Tensor, " n"]) -> None:
         self.keys, self.at = keys, 0
@@ -65,7 +65,7 @@ class _InTurn:
 
 @dataclass(frozen=True)
 class MostInformative(Criterion):
-    """Largest tr Λ: one forward pass over all data."""
+    """Largest tr Λ, which takes one forward pass over all data."""
 
     def keys(self, sweep: Pass, data: Source) -> Keys:
         if isinstance(sweep.likelihood, Gaussian):
@@ -83,13 +83,18 @@ class MostInformative(Criterion):
 
 
 def choose_points(sweep: Pass, data: Source, n_points: int, criterion: Criterion) -> Points:
-    """The n data with the smallest keys, kept by value: loaders may shuffle. All of them when there are no more."""
+    """The `n_points` data with the smallest keys, or all if there are fewer.
+
+    Inputs are stored, not their positions: a loader may shuffle. Only the best so far are in memory.
+    """
     kept: list[tuple[ModelInput, Tensor, Tensor]] = []
     keys, n_seen = criterion.keys(sweep, data), 0
     for x, y in data():
         n_seen += x.n
         kept.append((x, y, keys(x, y)))
+        # After every batch at most n_points data remain in memory.
         kept = _taken(kept, _smallest(_all_keys(kept), n_points))
+    # Every rank has its own best; the best of all are among them.
     everyone = distributed.gathered(_all_keys(kept))
     taken = _smallest(torch.cat(everyone), n_points)
     kept = _taken(kept, taken.split([len(own) for own in everyone])[distributed.rank()])
@@ -102,6 +107,7 @@ def _all_keys(kept: list[tuple[ModelInput, Tensor, Tensor]]) -> Float[Tensor, " 
 
 def _smallest(keys: Float[Tensor, " n"], n_points: int) -> Bool[Tensor, " n"]:
     taken = torch.zeros(len(keys), dtype=torch.bool)
+    # Stable, so that ties are resolved by the order of the data.
     taken[keys.argsort(stable=True)[:n_points]] = True
     return taken
 
@@ -116,13 +122,13 @@ def _taken(
 
 
 def _joined(batches: list[tuple[ModelInput, Tensor]]) -> list[tuple[ModelInput, Tensor]]:
-    """One batch, where all inputs have one shape; what is not batched goes with its own data."""
+    """One batch if all inputs have one shape; else the batches as they are."""
     if not batches:
         return []
     first = batches[0][0]
     shapes = [[_trailing(x, v) for _, v in x.leaves()] for x, _ in batches]
     if any(s != shapes[0] or None in s for s in shapes):
-        return batches
+        return batches  # an argument that is not batched belongs to the data it came with
     args = tuple(torch.cat(column) for column in zip(*(x.args for x, _ in batches), strict=True))
     kwargs = {key: torch.cat([x.kwargs[key] for x, _ in batches]) for key in first.kwargs}
     return [(ModelInput(args, kwargs, sum(x.n for x, _ in batches)), torch.cat([y for _, y in batches]))]

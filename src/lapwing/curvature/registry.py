@@ -1,4 +1,4 @@
-"""Every structure by its word: a new one is a line here."""
+"""Every structure by its word. A new structure needs one line here."""
 
 from __future__ import annotations
 

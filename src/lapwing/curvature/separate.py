@@ -1,4 +1,4 @@
-"""Rows D^½J of data whose outputs are treated as if they shared no weights."""
+"""Rows D^½J of data whose outputs are treated as if they shared no weights (a kernel per output)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from lapwing._types import Float, Int, Tensor
+from lapwing.curvature.accumulator import Accumulator, AccumulatorFactory
 from lapwing.curvature.factors import Exact, Fisher
-from lapwing.curvature.summation import Accumulator, Summation
 from lapwing.errors import StructureError
 from lapwing.likelihoods import Independent, Likelihood, Sites, Softmax
 from lapwing.network.jacobian import Jacobian
@@ -18,13 +18,13 @@ from lapwing.operators import Curvature, LowRankCurvature, SeparateCurvature, st
 
 
 def diagonal_roots(fisher: Fisher, likelihood: Likelihood, f: Tensor, y: Tensor) -> list[Float[Tensor, "n t c c"]]:
-    """D^½ with D = diag Λ: couplings in the likelihood are dropped as well."""
+    """D^½ with D = diag Λ: couplings between outputs in the likelihood are dropped as well."""
     _require_exact(fisher)
     return [torch.diag_embed(part.diagonals().sqrt()) for part in likelihood.part_curvatures(f, y)]
 
 
 def softmax_roots(fisher: Fisher, likelihood: Likelihood, f: Tensor, y: Tensor) -> list[Float[Tensor, "n t c c"]]:
-    """D^½ with Λ = D − D 1 1ᵀD / w for a softmax, D = Λ where the likelihood does not couple its outputs."""
+    """D^½ where Λ = D − D 1 1ᵀD / w for a softmax, and D = Λ for likelihoods that do not couple outputs."""
     _require_exact(fisher)
     parts = likelihood.part_curvatures(f, y)
     if any(not isinstance(part, Softmax | Independent) for part in parts):
@@ -45,8 +45,8 @@ def _require_exact(fisher: Fisher) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Separate(Summation):
-    """Data whose outputs share no weights; `tied` where a softmax connects them."""
+class Separate(AccumulatorFactory):
+    """Accumulate rows per output, as if outputs shared no weights. `tied`: a softmax couples them in the likelihood."""
 
     columns: Callable[[Fisher, Likelihood, Tensor, Tensor], Sequence[Tensor]]
     sites: Sites
@@ -57,22 +57,22 @@ class Separate(Summation):
         return self.columns(fisher, likelihood, f, y)
 
     def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
-        return SeparateSum(self.sites, self.tied)
+        return SeparateAccumulator(self.sites, self.tied)
 
 
-class SeparateSum(Accumulator):
-    """Rows of all outputs, kept together: they share the layers' inputs."""
+class SeparateAccumulator(Accumulator):
+    """Rows of all outputs, stored together because they share the layers' inputs."""
 
     def __init__(self, sites: Sites, tied: bool) -> None:
         self.sites, self.tied = sites, tied
         self.pieces: list[Jacobian] = []
         self.halves: list[Tensor] = []
 
-    def see(self, part: Float[Tensor, "n t c c"]) -> None:
+    def observe(self, part: Float[Tensor, "n t c c"]) -> None:
         self.halves.append(part.diagonal(dim1=-2, dim2=-1).double().reshape(-1, self.sites.c).T)
 
     def add(self, pieces: Iterable[Jacobian]) -> None:
-        (rows,) = pieces  # data come whole, so all columns come at once
+        (rows,) = pieces  # whole_data: all columns come at once
         self.pieces.append(rows.kept())
 
     def result(self) -> Curvature:
@@ -82,7 +82,7 @@ class SeparateSum(Accumulator):
         return SeparateCurvature(outputs, self._output_of(), torch.cat(self.halves, 1) if self.tied else None)
 
     def _output_of(self) -> Int[Tensor, " k"]:
-        """Which output the rows of a network's Jacobian are of, in the network's own order."""
+        """The output (0 … c − 1) of every row of a network's Jacobian, in the network's own order."""
         k = self.sites.t * self.sites.c
         return torch.empty(k, dtype=torch.long).scatter_(
             0, self.sites.split(torch.arange(k)[None])[0].flatten(), torch.arange(k) % self.sites.c

@@ -1,4 +1,4 @@
-"""What a fit keeps of the likelihood besides the curvature: its value and its gradient, summed over the data."""
+"""Fit statistics: value and gradient of the log likelihood, summed over the data."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from lapwing.runtime import distributed
 
 @dataclass(frozen=True, eq=False)
 class FitStatistics:
-    """What the evidence needs to know of the data besides the curvature; all sums over data, at unit dispersion."""
+    """What the evidence needs of the data besides the curvature. All are sums over data, at unit dispersion."""
 
     n: int
-    likelihood: Float[Tensor, " d"]  # → Likelihood.log_lik
-    gradients: Float[Tensor, "g p"]  # Σ_n J_nᵀ r_n, one row per dispersion part; float32 if very long
+    likelihood: Float[Tensor, " d"]  # sufficient statistics, read by Likelihood.log_lik
+    gradients: Float[Tensor, "g p"]  # Σ_n J_nᵀ r_n, one row per dispersion part; float32 above MOST_DOUBLE parameters
 
     @classmethod
     def over_ranks(cls, own: FitStatistics | None) -> FitStatistics:
-        """The sum of all ranks' statistics; None is that of a rank without data."""
-        if own is not None and not distributed.many():
+        """The statistics summed over all ranks; None for a rank without data."""
+        if own is not None and not distributed.is_distributed():
             return own
         n = None if own is None else own.likelihood.new_tensor(float(own.n))
+        # n travels as a float64 with the other sums; it is exact up to 2⁵³.
         sums = distributed.sums(None if own is None or n is None else [n, own.likelihood, own.gradients])
         return cls(int(sums[0]), *sums[1:])
 
@@ -48,15 +49,16 @@ class FitStatistics:
 
 
 class RunningStatistics:
-    """FitStatistics while they are being added up."""
+    """Running sums that become `FitStatistics`."""
 
     def __init__(self, linearised: Linearised, likelihood: Likelihood, sites: Sites) -> None:
         self.linearised, self.of, self.sites = linearised, likelihood, sites
         self.n = 0
         self.likelihood: Tensor | float = 0.0
-        self.gradients: list[_GradientSum] = []  # one per dispersion part
+        self.gradients: list[_GradientAccumulator] = []  # one per dispersion part
 
     def add(self, trace: Trace, f: Float[Tensor, "n t c"], y: Tensor) -> None:
+        """Add sufficient statistics and Jᵀ r of a piece, with r = ∇_f log p per dispersion part."""
         residuals = [self.sites.join(r).reshape(len(f), -1) for r in self.of.part_residuals(f, y)]
         if not self.gradients:
             self.gradients = self._empty(len(residuals))
@@ -78,22 +80,21 @@ class RunningStatistics:
         for total, kept in zip(self.gradients, state["gradients"], strict=True):
             total.layers.restore(kept)
 
-    def _empty(self, n: int) -> list[_GradientSum]:
-        return [_GradientSum(self.linearised.layout, self.linearised.network.device) for _ in range(n)]
+    def _empty(self, n: int) -> list[_GradientAccumulator]:
+        return [_GradientAccumulator(self.linearised.layout, self.linearised.network.device) for _ in range(n)]
 
     def result(self) -> FitStatistics:
-        """Of the data of all ranks."""
-        if not isinstance(self.likelihood, Tensor):  # no data here, but elsewhere
+        """The statistics of the data of all ranks."""
+        if not isinstance(self.likelihood, Tensor):  # no data on this rank, but on others
             return FitStatistics.over_ranks(None)
         gradients = [total.result() for total in self.gradients]
         together = gradients[0][None] if len(gradients) == 1 else torch.stack(gradients)
         return FitStatistics.over_ranks(FitStatistics(self.n, self.likelihood, together))
 
 
-class _GradientSum:
-    """A running Σ_n J_nᵀ r_n: Σ g aᵀ of dense layers over many data at a time, other tensors as they come.
-
-    In float64, unless there are more than MOST_DOUBLE parameters.
+class _GradientAccumulator:
+    """Running Σ_n J_nᵀ r_n (p,). Dense layers collect g and a of many data before they multiply; other tensors add as
+    they come. In float64, or float32 above MOST_DOUBLE parameters, to halve the memory.
     """
 
     def __init__(self, layout: ParamLayout, device: torch.device) -> None:
@@ -103,6 +104,7 @@ class _GradientSum:
         self.layers = LayerProducts(self.total)
 
     def add(self, blocks: Sequence[FactorBlock], gradients: Mapping[str, Tensor]) -> None:
+        """Add Σ g aᵀ of dense layers and gradients of other tensors."""
         for name, g in gradients.items():
             self.total[self.whole[name]].add_(g.reshape(-1))
         for block in blocks:
@@ -113,6 +115,7 @@ class _GradientSum:
         return self.layers.state()
 
     def result(self) -> Float[Tensor, " p"]:
+        # A subnetwork's layers are summed whole, and its entries picked at the end.
         self.layers.finish()
         selection = self.layout.selection
         return self.total if selection is None else self.total[selection.to(self.total.device)]

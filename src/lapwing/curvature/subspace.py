@@ -1,11 +1,11 @@
-"""All data seen through a few functions: those that the rows of chosen points span, or the leading ones among them.
+"""Project all data on functions of selected points: all that their rows span, or the leading eigenfunctions (Nyström).
 
-With Z the points, K = J_Z P₀⁻¹ J_Zᵀ = U diag(λ) Uᵀ and A = U λ^-½, the weights V = P₀⁻¹ J_Zᵀ A are orthonormal in P₀,
-and φ(x) = J(x) V are the eigenfunctions of the kernel, extended from the points to all inputs (Nyström). H becomes
+With points Z, K = J_Z P₀⁻¹ J_Zᵀ = U diag(λ) Uᵀ and A = U λ^-½, the weights V = P₀⁻¹ J_Zᵀ A are orthonormal in the
+metric P₀, and φ(x) = J(x) V are the eigenfunctions of the kernel, extended from the points to all inputs. H becomes
 
-    H_R = (P₀ V) (Vᵀ H V) (P₀ V)ᵀ = J_Zᵀ A (Σ_n φ_nᵀ Λ_n φ_n) Aᵀ J_Z:
+    H_R = (P₀ V) (Vᵀ H V) (P₀ V)ᵀ = J_Zᵀ A (Σ_n φ_nᵀ Λ_n φ_n) Aᵀ J_Z,
 
-rows that are combinations of the points' rows. Directions outside keep their prior.
+a low-rank matrix whose rows are linear combinations of the points' rows. Other directions keep their prior.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from lapwing._types import Float, Tensor
-from lapwing.curvature.summation import Accumulator, Summation
+from lapwing.curvature.accumulator import Accumulator, AccumulatorFactory
 from lapwing.network.jacobian import Jacobian
 from lapwing.network.parameters import ParamLayout
 from lapwing.operators import (
@@ -30,12 +30,12 @@ from lapwing.operators import (
     LowRankCurvature,
 )
 
-_LEAST = 1e-12  # of the largest eigenvalue: smaller ones are rounding
+_LEAST = 1e-12  # eigenvalues below this share of the largest are rounding errors
 
 
 @dataclass(frozen=True, eq=False)
 class Subspace:
-    """The points' rows J_Z and the combinations A that are orthonormal under the prior."""
+    """The points' rows J_Z (m, p) and the combinations A (m, r) that are orthonormal under the prior."""
 
     J: Jacobian
     A: Float[Tensor, "m r"]
@@ -43,7 +43,7 @@ class Subspace:
 
     @classmethod
     def spanned(cls, J: Jacobian, P0: GroupedDiagonal, rank: int | None) -> Subspace:
-        """By all rows, or by the leading eigenfunctions of their kernel."""
+        """Spanned by all rows, or by the `rank` leading eigenfunctions of their kernel."""
         inverse = GroupedDiagonal(1 / P0.values.detach(), P0.index)
         values, U = torch.linalg.eigh(J.cross(J, inverse))
         first = int((values <= _LEAST * values[-1]).sum())
@@ -51,17 +51,18 @@ class Subspace:
         return cls(J, U[:, first:] / values[first:].sqrt(), inverse)
 
     def features(self, rows: Jacobian) -> Float[Tensor, "j r"]:
-        """SᵀJ V."""
+        """SᵀJ V = SᵀJ P₀⁻¹ J_Zᵀ A, the features φ (j, r) of j rows."""
         return rows.cross(self.J, self.inverse) @ self.A
 
     def rows(self, G: Float[Tensor, "r r"]) -> LowRankCurvature:
-        """J_Zᵀ A G Aᵀ J_Z."""
+        """The curvature J_Zᵀ A G Aᵀ J_Z."""
         values, Q = torch.linalg.eigh(G)
+        # G = Q diag(values) Qᵀ is positive semi-definite; negative values are rounding.
         return LowRankCurvature.of(CombinedRows(self.J, self.A @ (Q * values.clamp(min=0).sqrt())))
 
 
-class ProjectedSum(Accumulator):
-    """Σ φᵀΛφ over all data."""
+class ProjectedAccumulator(Accumulator):
+    """Running G (r, r) = Σ φᵀΛφ over all data."""
 
     def __init__(self, subspace: Subspace) -> None:
         self.subspace = subspace
@@ -77,11 +78,11 @@ class ProjectedSum(Accumulator):
         return DenseCurvature.of(self.G)
 
 
-class BoundedSum(Accumulator):
-    """The same, with the diagonal of the whole H: what is left out enters the evidence."""
+class BoundedAccumulator(Accumulator):
+    """The same with diag H: the lower bound of the evidence subtracts the trace of what the projection leaves out."""
 
     def __init__(self, subspace: Subspace) -> None:
-        self.kept = ProjectedSum(subspace)
+        self.kept = ProjectedAccumulator(subspace)
         self.squares = torch.zeros(subspace.J.p, dtype=torch.float64, device=subspace.A.device)
 
     def add(self, pieces: Iterable[Jacobian]) -> None:
@@ -90,15 +91,17 @@ class BoundedSum(Accumulator):
             self.squares += rows.sum_squares()
 
     def result(self) -> BlockDiagonalCurvature:
+        """G (r, r) and diag H (p,) as the two blocks of one value."""
         r, p = len(self.kept.G), len(self.squares)
+        # Two blocks of different sizes travel over ranks as one block-diagonal value; `_in_weights` takes it apart.
         return BlockDiagonalCurvature(
             (slice(0, r), slice(r, r + p)), (self.kept.result(), DiagonalCurvature(self.squares))
         )
 
 
 @dataclass(frozen=True, eq=False)
-class Projected(Summation):
-    """Rows seen through a subspace. What is summed over ranks has its size, and becomes rows of weights afterwards."""
+class Projected(AccumulatorFactory):
+    """Accumulate in the subspace. Sums over ranks have its size, and are expressed in the weights afterwards."""
 
     subspace: Subspace
     kind: Callable[[Subspace], Accumulator]
@@ -106,8 +109,8 @@ class Projected(Summation):
     def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
         return self.kind(self.subspace)
 
-    def together(self, parts: Sequence[Curvature]) -> Sequence[Curvature]:
-        return [self._in_weights(part) for part in super().together(parts)]
+    def sum_over_ranks(self, parts: Sequence[Curvature]) -> Sequence[Curvature]:
+        return [self._in_weights(part) for part in super().sum_over_ranks(parts)]
 
     def _in_weights(self, part: Curvature) -> Curvature:
         if isinstance(part, BlockDiagonalCurvature):
@@ -117,28 +120,30 @@ class Projected(Summation):
 
 
 @dataclass(frozen=True, eq=False)
-class Given(Summation):
-    """Parts that are there already, of all data: rows are not even formed."""
+class Precomputed(AccumulatorFactory):
+    """Parts that are already computed, for all data: the pass then computes the fit statistics only."""
 
     parts: tuple[Curvature, ...]
     whole_data = True
 
     def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
-        return _Nothing(self.parts[0])
+        return _ConstantAccumulator(self.parts[0])
 
     def accumulators(self, n_parts: int, layout: ParamLayout, device: torch.device) -> list[Accumulator]:
-        return [_Nothing(part) for part in self.parts]
+        return [_ConstantAccumulator(part) for part in self.parts]
 
-    def together(self, parts: Sequence[Curvature]) -> Sequence[Curvature]:
+    def sum_over_ranks(self, parts: Sequence[Curvature]) -> Sequence[Curvature]:
         return self.parts
 
 
-class _Nothing(Accumulator):
+class _ConstantAccumulator(Accumulator):
+    """Ignores rows. It does not iterate over them, so they are never computed."""
+
     def __init__(self, part: Curvature) -> None:
         self.part = part
 
     def add(self, pieces: Iterable[Jacobian]) -> None:
-        """Rows come when they are asked for; nobody asks."""
+        """Nothing to add; the rows are a lazy iterable."""
 
     def result(self) -> Curvature:
         return self.part

@@ -1,4 +1,4 @@
-"""Everything between the user's loader and (x, encoded y): batches, columns, targets, order."""
+"""From the user's data (loaders, data sets, arrays, tables) to batches (x, encoded y)."""
 
 from lapwing.data.batches import Batches, Unlabelled, as_batches, as_inputs, is_array, pair_of
 from lapwing.data.columns import Columns

@@ -1,4 +1,4 @@
-"""Batches: a re-iterable of (x, y), whatever the model accepts as x."""
+"""Batches of (inputs, targets) from a DataLoader, a Dataset, arrays, tables or any re-iterable of batches."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _NUMBERS_IN_LISTS = "numbers in lists are no tensors. Make tensors or arrays of 
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """The user's data as (ModelInput, targets) pairs; iterating again gives the data again."""
+    """The user's data as pairs (ModelInput, targets). Can be iterated any number of times."""
 
     source: Iterable[Any]
-    columns: Columns | None = None  # what mapping batches hold, where that is not the model's keywords and `labels`
+    columns: Columns | None = None  # columns of mapping batches; None: keyword arguments of the model, and `labels`
 
     def __iter__(self) -> Iterator[tuple[ModelInput, Any]]:
         seen, left, shared = 0, _without_padding(self.source), None
@@ -37,54 +37,56 @@ class Batches:
             if left is not None:
                 left -= x.n
             seen += 1
+            # A tensor seen to be unbatched in the first batch stays so, even if a later batch has its length.
             shared = x.whole if shared is None else shared
             if x.n:
                 yield replace(x, origin=f"batch {number}", shared=x.shared | shared), y
-        if not seen and not distributed.many():  # of several ranks some may have nothing to do
+        if not seen and not distributed.is_distributed():  # a rank may have no data
             raise InputError(
                 "The data gave no batch: the loader or data set is empty. Check the sampler, `drop_last` and the split."
             )
 
     def __len__(self) -> int:
-        """How many batches are announced; 0 when the source cannot say."""
+        """Number of batches according to the source; 0 if it is unknown."""
         try:
             return len(self.source) if isinstance(self.source, Sized) else 0
-        except TypeError:  # a DataLoader over an iterable data set has __len__ but refuses to answer
+        except TypeError:  # the __len__ of a DataLoader over an IterableDataset raises
             return 0
 
     def first(self) -> tuple[ModelInput, Any]:
         return next(iter(self))
 
-    def first_here(self) -> tuple[ModelInput, Any] | None:
-        """The first batch of this rank, if it has any."""
+    def first_on_rank(self) -> tuple[ModelInput, Any] | None:
+        """The first batch on this rank, None if it has no data."""
         return next(iter(self), None)
 
-    def first_of_all(self) -> tuple[ModelInput, Any]:
-        """The first batch, where the data are spread over ranks the first that any of them has: all see the same."""
-        return distributed.first_of(lambda: self)
+    def first_on_any_rank(self) -> tuple[ModelInput, Any]:
+        """The first batch on the lowest rank that has data, the same on all ranks."""
+        return distributed.first_item(lambda: self)
 
     @property
     def in_memory(self) -> bool:
-        """Whole arrays: the same order at every pass."""
+        """Whether the data are arrays (X, Y), which are read in the same order at every pass."""
         return isinstance(self.source, _Arrays)
 
     @property
     def alike(self) -> bool:
-        """Whether all data are known to have one shape: rows of tensors."""
+        """Whether all data are known to have the same shape, because they are rows of tensors."""
         if not isinstance(self.source, DataLoader):
             return self.in_memory
         return isinstance(self.source.dataset, TensorDataset) and self.source.collate_fn is default_collate
 
     @property
     def in_order(self) -> bool:
-        """Whether every pass has the same order: whole arrays, and rows with an index."""
+        """Whether every pass is known to have the same order: arrays, and data sets with an index."""
         return self.in_memory or (isinstance(self.source, Rows) and self.source.indexed)
 
 
 def _without_padding(source: Any) -> int | None:
-    """How many of a DistributedSampler's data are not repeats to even out the shards; None where nothing is repeated.
+    """Number of data on this rank without the padding of a DistributedSampler; None if there is no padding.
 
-    They come last: position i of rank r is item r + W i of a list that goes on from its start behind its N items.
+    The sampler repeats items so that all ranks get equally many. Item i of rank r is entry r + W i of the list of N
+    indices followed by repeats, so the repeats come last on each rank.
     """
     if not isinstance(source, DataLoader):
         return None
@@ -95,7 +97,7 @@ def _without_padding(source: Any) -> int | None:
 
 
 def as_batches(data: Any, where: str = "data", columns: Columns | None = None) -> Batches:
-    """A DataLoader, a data set of rows, (X, Y) of tensors, arrays or tables, or any re-iterable of batches."""
+    """Batches from a DataLoader, a data set of rows, a pair (X, Y), or any re-iterable of batches."""
     other_libraries.refuse_data(data, where)
     if isinstance(data, Batches):
         return data
@@ -114,7 +116,9 @@ def _source(data: Any, where: str, columns: Columns | None) -> Iterable[Any]:
     if isinstance(data, tuple) and len(data) == 2 and _holds_arrays(data[0]):
         return _Arrays(*data, where=where, columns=columns)
     if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], list) and is_array(data[1]):
-        return _Arrays(tuple(data[0]), data[1], where=where, columns=columns)  # ([X1, X2], Y): Y alone is no batch
+        return _Arrays(
+            tuple(data[0]), data[1], where=where, columns=columns
+        )  # ([X1, X2], Y), not a pair of batches: Y is an array
     if isinstance(data, list) and len(data) == 2 and all(is_array(v) for v in data):
         return _Arrays(*data, where=where, columns=columns)
     if isinstance(data, Mapping):
@@ -134,7 +138,8 @@ def _source(data: Any, where: str, columns: Columns | None) -> Iterable[Any]:
 
 
 def _check_re_iterable(data: Iterable[Any], where: str) -> None:
-    # An iterator is its own iter(); a wrapper around one hands the same one out twice. Either would lose batches.
+    # An iterator returns itself from iter(); a wrapper around one returns the same object twice. The second pass over
+    # either would be empty.
     if isinstance(data, Iterator) or iter(data) is iter(data):
         raise InputTypeError(
             f"{where} is a one-shot iterator ({type(data).__name__}); Lapwing needs several passes. "
@@ -144,7 +149,7 @@ def _check_re_iterable(data: Iterable[Any], where: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Unlabelled:
-    """The inputs of batches as they come; targets that come with them are left out."""
+    """The inputs of batches; targets, if there are any, are ignored."""
 
     source: Iterable[Any]
     columns: Columns | None = None
@@ -160,9 +165,9 @@ class Unlabelled:
 
 
 def as_inputs(data: Any, columns: Columns | None = None) -> Unlabelled | None:
-    """A loader, a data set or any other iterable of batches, with or without targets; None for inputs of one batch.
+    """The inputs of a loader, a data set or another iterable of batches, or None if `data` is a single batch.
 
-    One batch is a tensor, an array, a table, a tuple or list of those (positional arguments) or a mapping.
+    A single batch is a tensor, an array, a table, a tuple or list of those (positional arguments) or a mapping.
     """
     if isinstance(data, Batches):
         return Unlabelled(data.source, data.columns)
@@ -190,7 +195,7 @@ def _inputs_of(batch: Any, where: str, columns: Columns | None) -> Any:
 
 
 class _Arrays:
-    """(X, Y) held in memory, handed out in order, some rows at a time."""
+    """(X, Y) in memory, split into batches of `ROWS` rows in order."""
 
     def __init__(self, x: Any, y: Any, *, where: str, columns: Columns | None) -> None:
         x = columns.x_of(x, f"{where}: X") if columns is not None and isinstance(x, Mapping) else x

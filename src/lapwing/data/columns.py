@@ -1,4 +1,4 @@
-"""Names of columns: which entries of a mapping batch are the model's inputs, and which are the targets."""
+"""Column names of mapping batches: which entries are inputs of the model, and which are targets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from lapwing.errors import InputError, InputTypeError
 
-LABELS = "labels"  # where mapping batches hold their targets unless told otherwise
+LABELS = "labels"  # default name of the targets, as in Hugging Face datasets
 _SOUND_LIKE_TARGETS = {"label", "target", "targets", "y", "class", "classes"}
 
 
@@ -16,8 +16,8 @@ _SOUND_LIKE_TARGETS = {"label", "target", "targets", "y", "class", "classes"}
 class Columns:
     """Which columns of a mapping are the model's inputs and which are targets.
 
-    Without `inputs`, every other column is a keyword argument. With them they are positional arguments in order, or
-    keyword arguments under the names `keywords`.
+    Without `inputs`, all columns except the targets are keyword arguments of the model. With `inputs`, these columns
+    are positional arguments in order or, if `keywords` is given, keyword arguments with those names.
     """
 
     inputs: tuple[str, ...] | None = None
@@ -26,7 +26,7 @@ class Columns:
 
     @classmethod
     def of(cls, inputs: Any, targets: Any) -> Columns | None:
-        """From the words of `lw.fit(..., inputs=, targets=)`; None where neither was given."""
+        """From the arguments of `lw.fit(..., inputs=, targets=)`; None if neither is given."""
         if inputs is None and targets is None:
             return None
         named = _names("targets", LABELS if targets is None else targets)
@@ -38,13 +38,13 @@ class Columns:
         return cls(_names("inputs", inputs), None, named)
 
     def split(self, batch: Mapping[Any, Any], where: str) -> tuple[Any, Any]:
-        """(x, y) of a mapping batch: x a tuple of positional arguments, or a mapping of keyword arguments."""
+        """(x, y) of a mapping batch; x is a tuple of positional arguments or a mapping of keyword arguments."""
         self._check(batch, self.targets, "targets", where)
         y = tuple(batch[name] for name in self.targets)
         return self.x_of(batch, where), y if len(y) > 1 else y[0]
 
     def x_of(self, batch: Mapping[Any, Any], where: str) -> Any:
-        """The inputs alone; the targets need not be there."""
+        """The inputs of a mapping batch, which may have no targets."""
         if self.inputs is None:
             return {key: value for key, value in batch.items() if key not in self.targets}
         self._check(batch, self.inputs, "inputs", where)

@@ -1,4 +1,4 @@
-"""The same data in the same order at every pass, so that outputs found in one pass can be used in the next."""
+"""Data in the same order at every pass, for algorithms that store a value per datum between passes."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from lapwing.errors import InputError
 
 
 def in_fixed_order(data: Batches) -> Batches:
-    """Arrays, lists and sequential loaders as they are; a shuffling loader without the shuffle; else kept in memory.
+    """Data with a fixed order: unshuffled if possible, otherwise read once and kept in memory.
 
-    Order does not matter to any sum over data. A loader whose batches come out anew every time, for whatever reason of
-    its own, is read once.
+    Arrays, lists and sequential loaders are returned unchanged, a shuffling DataLoader is replaced by one without
+    shuffling. Sums over data do not depend on the order.
     """
     fixed = unshuffled(data)
     return replace(data, source=[_copied(x, y) for x, y in data]) if fixed is None else fixed
 
 
 def unshuffled(data: Batches) -> Batches | None:
-    """The same data in an order that the next process would find too; None where there is no telling."""
+    """The same data in an order that is reproducible in another process; None if that is impossible or unknown."""
     source = data.source
     if not isinstance(source, DataLoader):
         return data if isinstance(source, list | tuple) or data.in_order else None
     if isinstance(source.dataset, IterableDataset) or source.batch_size is None:
         return None
-    if isinstance(source.sampler, SequentialSampler | DistributedSampler):  # the latter shuffles by its epoch alone
+    if isinstance(source.sampler, SequentialSampler | DistributedSampler):  # the latter shuffles by seed and epoch
         return data
     if not isinstance(source.sampler, RandomSampler) or source.sampler.replacement or source.drop_last:
         return None
-    if source.sampler.num_samples != len(source.sampler.data_source):
+    if source.sampler.num_samples != len(source.sampler.data_source):  # draws a random subset
         return None
     loader: DataLoader[Any] = DataLoader(
         source.dataset,
@@ -45,21 +45,21 @@ def unshuffled(data: Batches) -> Batches | None:
 
 
 def in_data_order(data: Unlabelled) -> Unlabelled:
-    """A loader that shuffles without the shuffle, so that row i belongs to datum i; all others as they are."""
+    """A shuffling DataLoader without shuffling, so that row i of a prediction is datum i; other data unchanged."""
     found = unshuffled(Batches(data.source))
     if found is not None:
         return replace(data, source=found.source)
     sampler = data.source.sampler if isinstance(data.source, DataLoader) else None
     if isinstance(sampler, RandomSampler):
         raise InputError(
-            "This loader draws its rows at random (with replacement, fewer than there are, or with "
-            "drop_last=True), so that nobody could tell which row is which. Use a DataLoader without shuffle."
+            "This loader samples its rows at random (with replacement, a subset, or with drop_last=True), so rows of "
+            "the prediction cannot be matched to the data. Use a DataLoader without shuffle."
         )
     return data
 
 
 def _copied(x: ModelInput, y: Any) -> tuple[ModelInput, Any]:
-    """What is kept of a batch: a loader may fill one batch over and over."""
+    """A copy of a batch: some loaders reuse the memory of a batch for the next one."""
     return x.mapped(_copy, x.n), tuple(_copy(v) for v in y) if isinstance(y, tuple) else _copy(y)
 
 

@@ -1,4 +1,4 @@
-"""Tables of pandas and polars as tensors. Neither package is imported: an object of theirs brings its own."""
+"""Convert pandas and polars tables to tensors, without importing either package: the objects' own methods suffice."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _PACKAGES = {"pandas", "polars"}
 
 
 def is_frame(value: Any) -> bool:
-    """Whether this is a DataFrame or a Series."""
+    """Whether the value is a DataFrame or a Series."""
     return _package(value) in _PACKAGES and hasattr(value, "to_numpy")
 
 
 def frame_inputs(frame: Any, where: str) -> Tensor:
-    """(N, columns) of a DataFrame and (N,) of a Series, float64: the network converts them to its own dtype."""
+    """A DataFrame as (N, columns), a Series as (N,); float64, converted to the network's dtype later."""
     return torch.from_numpy(np.array(_numbers(frame, where), dtype=np.float64))
 
 
 def frame_targets(frame: Any, where: str) -> Tensor:
-    """The same with whole numbers left whole, as labels are; missing values become NaN."""
+    """The same, but integers stay integers (class labels). Missing values become NaN."""
     return torch.from_numpy(np.array(_numbers(frame, where)))
 
 
@@ -65,7 +65,10 @@ def _numeric(dtype: Any) -> bool:
 
 
 def _kind(dtype: Any) -> str:
-    """As NumPy says it: b, i, u and f are numbers. Sparse and categorical columns of pandas count as what they hold."""
+    """NumPy's kind of a dtype: b, i, u and f are numeric, everything else is "O".
+
+    pandas: `kind` of sparse and categorical dtypes is that of their values. polars: through its predicate methods.
+    """
     kind = getattr(dtype, "kind", None)
     if isinstance(kind, str):
         return kind

@@ -1,4 +1,4 @@
-"""What the model is called with, for a batch of data."""
+"""The model's arguments for a batch of data."""
 
 from __future__ import annotations
 
@@ -19,33 +19,36 @@ from lapwing.linalg import all_finite
 
 @dataclass(frozen=True, eq=False)
 class ModelInput:
-    """What the model is called with: positional and keyword arguments for a batch of n data.
+    """Positional and keyword arguments of the model for a batch of n data.
 
-    Tensors whose first axis has length n carry the batch; everything else is passed along whole. A table that was seen
-    to be passed along so stays what it is where n happens to be its length.
+    Tensors whose first axis has length n are batched; all other arguments are passed unchanged. A tensor that was
+    unbatched in an earlier batch (a lookup table) is in `shared`, and stays unbatched if n happens to be its length.
     """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     n: int
-    origin: str = ""  # which of the user's batches these data are, in words; for messages
-    shared: frozenset[str] = frozenset()  # names of tensors that are known to carry no batch
-    sizes: tuple[int, ...] = ()  # of the user's batches, where several were put together
-    positions: int | None = None  # how many labels a datum of this batch has, where batches differ in it
-    attached: bool = False  # whether results are to be differentiable in these inputs
+    origin: str = ""  # the user's batch, for error messages: "batch 3"
+    shared: frozenset[str] = frozenset()  # names of tensors known to be unbatched
+    sizes: tuple[int, ...] = ()  # sizes of the user's batches, if several were joined
+    positions: int | None = None  # number of labels per datum, if it differs between batches (sequences)
+    attached: bool = False  # whether results are to be differentiable with respect to these inputs
 
     def mapped(self, function: Callable[[Any], Any], n: int) -> ModelInput:
         args, kwargs = tuple(function(v) for v in self.args), {key: function(v) for key, v in self.kwargs.items()}
         return ModelInput(args, kwargs, n, self.origin, self.whole, positions=self.positions, attached=self.attached)
 
     def batched(self, value: Any) -> bool:
-        """Whether one of the arguments carries the batch."""
+        """Whether an argument (compared by identity) is batched."""
         as_long = isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == self.n
         return as_long and not any(value is v for name, v in self._named() if name in self.shared)
 
     @property
     def whole(self) -> frozenset[str]:
-        """Names of the tensors that carry no batch. What goes with every datum by broadcasting may carry one later."""
+        """Names of unbatched tensors.
+
+        A first axis of length 1 is not counted: it may be a batch of one that is broadcast, and batched in others.
+        """
         long = ((name, v) for name, v in self._named() if isinstance(v, Tensor) and v.ndim > 0 and len(v) != 1)
         return frozenset(name for name, value in long if not self.batched(value))
 
@@ -67,11 +70,11 @@ class ModelInput:
         return named + [(f"input '{key}'", v) for key, v in self.kwargs.items()]
 
     def described(self) -> str:
-        """What each input is: `the input: float32 (6, 2)`."""
+        """Dtype and shape of each input, for messages: `the input: float32 (6, 2)`."""
         return ", ".join(f"{name}: {_kind(value)}" for name, value in self.leaves())
 
     def advice(self) -> str:
-        """What may be meant by real inputs with one axis, which the network did not take; nothing for others."""
+        """A hint if the model rejected floating-point inputs with a single axis: a missing feature or batch axis."""
         for name, value in self.leaves():
             if self.batched(value) and value.ndim == 1 and value.is_floating_point():
                 return (
@@ -83,7 +86,7 @@ class ModelInput:
 
 
 def as_input(x: Any, where: str = "x") -> ModelInput:
-    """A tensor, array, tuple (positional arguments) or mapping (keyword arguments) as a ModelInput."""
+    """Convert a tensor, array, tuple (positional arguments) or mapping (keyword arguments) to a ModelInput."""
     if isinstance(x, ModelInput):
         return x
     args: tuple[Any, ...]
@@ -118,7 +121,7 @@ def _argument(value: Any, where: str) -> Any:
 
 
 def _check_words(args: tuple[Any, ...], kwargs: Mapping[str, Any], n: int | None, where: str) -> None:
-    """Text, pictures and the like, one for each datum, cannot be taken by rows."""
+    """Reject lists of non-numeric objects (text, images), one per datum: they cannot be indexed by rows."""
     for name, value in [*((f"positional input {i}", v) for i, v in enumerate(args)), *kwargs.items()]:
         if not isinstance(value, list) or n not in (None, len(value)):
             continue
@@ -133,7 +136,8 @@ def _check_words(args: tuple[Any, ...], kwargs: Mapping[str, Any], n: int | None
 
 
 def as_tensor(value: Any, where: str) -> Any:
-    """NumPy arrays become tensors, copied; everything else stays what it is."""
+    """Convert a NumPy array to a tensor; other values are returned unchanged."""
+    # Copied: torch.from_numpy would share memory, and warns about read-only arrays.
     if not isinstance(value, np.ndarray | np.generic):
         return value
     try:

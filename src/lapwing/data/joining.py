@@ -1,4 +1,8 @@
-"""Small batches, put together: every batch costs the same handful of calls, whatever is in it."""
+"""Join small batches into larger ones: the overhead of a pass (Python, hooks, kernel launches) is per batch.
+
+Without joining, batches of 8 take 2.5 times as long for a Kronecker fit of an MLP with 1.3 million weights, and 1.4
+times for a CNN with three convolutions.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +22,17 @@ T = TypeVar("T")
 
 
 def joined_size(n: int, at_most: int) -> int:
-    """How many data are together when batches of n are joined."""
+    """Size of a joined batch made of batches of n data."""
     return max(1, at_most // n) * n
 
 
 def opened(
     x: ModelInput, y: Tensor, enter: Callable[[ModelInput], AbstractContextManager[T]]
 ) -> Generator[tuple[T, Tensor], None, None]:
-    """What is entered with a batch, and its targets, open until the next is asked for.
+    """Enter a context with a batch; yield its value with the targets. It is closed when the next item is requested.
 
-    A model may want its data in an order, as sequences to be packed are sorted by length, which batches that were put
-    together do not have. If it refuses them, they go through one by one.
+    Some models need a certain order within a batch, such as sequences sorted by length for `pack_padded_sequence`;
+    joined batches may violate it. If the model raises for a joined batch, the original batches are used one by one.
     """
     with ExitStack() as stack:
         try:
@@ -47,24 +51,25 @@ def opened(
 
 
 class Joiner:
-    """Hands data on in the order they came, in fewer batches of at most so many; larger ones as they are.
+    """Joins consecutive batches up to `at_most` data, in order. Larger batches are passed through unchanged.
 
-    Only batches of one kind are put together: the same arguments, shapes and dtypes. What waits for more is copied, as
-    a loader may fill one batch over and over, and can be written down.
+    Only batches with the same arguments, shapes and dtypes are joined. Pending batches are copied, as some loaders
+    reuse the memory of a batch; they are part of the checkpoint.
     """
 
     def __init__(self, at_most: int) -> None:
         self.at_most = at_most
-        self.waiting: _Group | None = None
+        self.waiting: _Group | None = None  # pending batches
 
     def through(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
-        """Whoever asks for the next batch has worked on the last."""
+        """Yield joined batches. The previous batch may be overwritten once the next is requested."""
         for x, y in pairs:
             if self.waiting is not None and self.waiting.takes(x, y):
                 self.waiting.add(x, y)
                 continue
             yield from self._rest()
-            if 2 * x.n <= self.at_most and _plain(x):
+            # A batch larger than half the limit cannot be joined with another one like it: do not copy it.
+            if 2 * x.n <= self.at_most and _joinable(x):
                 self.waiting = _Group(x, y, self.at_most)
             else:
                 yield x, y
@@ -97,45 +102,47 @@ class Joiner:
 
 
 class _Group:
-    """Room for some batches, and those that are in it."""
+    """Preallocated buffers for `at_most` data, filled batch by batch."""
 
     def __init__(self, x: ModelInput, y: Tensor, at_most: int) -> None:
         self.first, self.last, self.n, self.at_most = x, x.origin, 0, at_most
         self.sizes: tuple[int, ...] = ()
-        self.room = [_empty(v, at_most) if x.batched(v) else v for v in _values(x)]
+        self.buffers = [_empty(v, at_most) if x.batched(v) else v for v in _values(x)]
         self.y = _empty(y, at_most)
         self.add(x, y)
 
     def takes(self, x: ModelInput, y: Tensor) -> bool:
+        """Whether the batch has the same form and fits into the buffers."""
         first = self.first
         if self.n + x.n > self.at_most or x.positions != first.positions:
             return False
         if len(x.args) != len(first.args) or [*x.kwargs] != [*first.kwargs]:
             return False
         return _fits(y, self.y) and all(
-            x.batched(new) == first.batched(old) and (_fits(new, room) if x.batched(new) else _same(new, old))
-            for new, room, old in zip(_values(x), self.room, _values(first), strict=True)
+            x.batched(new) == first.batched(old) and (_fits(new, buffer) if x.batched(new) else _same(new, old))
+            for new, buffer, old in zip(_values(x), self.buffers, _values(first), strict=True)
         )
 
     def add(self, x: ModelInput, y: Tensor) -> None:
         rows = slice(self.n, self.n + x.n)
-        for new, room in zip(_values(x), self.room, strict=True):
+        for new, buffer in zip(_values(x), self.buffers, strict=True):
             if x.batched(new):
-                room[rows] = new.detach()
+                buffer[rows] = new.detach()
         self.y[rows] = y
         self.n, self.last = self.n + x.n, x.origin
         self.sizes += (x.n,)
 
     def pair(self) -> Pair:
-        rooms = iter(self.room)
+        """The joined batch, as views of the buffers."""
+        buffers = iter(self.buffers)
 
         def filled(old: Any) -> Any:
-            room = next(rooms)
-            return room[: self.n] if self.first.batched(old) else old
+            buffer = next(buffers)
+            return buffer[: self.n] if self.first.batched(old) else old
 
         x = self.first.mapped(filled, self.n)
-        alone = len(self.sizes) == 1
-        origin, sizes = (x.origin, ()) if alone else (f"{x.origin} to {self.last}", self.sizes)
+        single = len(self.sizes) == 1
+        origin, sizes = (x.origin, ()) if single else (f"{x.origin} to {self.last}", self.sizes)
         return replace(x, origin=origin, sizes=sizes), self.y[: self.n]
 
 
@@ -143,12 +150,13 @@ def _values(x: ModelInput) -> list[Any]:
     return [*x.args, *x.kwargs.values()]
 
 
-def _plain(x: ModelInput) -> bool:
-    """Whether all arguments can be copied, compared and written down."""
-    return all(v.layout is torch.strided and not v.is_nested if isinstance(v, Tensor) else _word(v) for v in _values(x))
+def _joinable(x: ModelInput) -> bool:
+    """Whether all arguments can be copied, compared and stored in a checkpoint."""
+    values = _values(x)
+    return all(v.layout is torch.strided and not v.is_nested if isinstance(v, Tensor) else _scalar(v) for v in values)
 
 
-def _word(value: Any) -> bool:
+def _scalar(value: Any) -> bool:
     return value is None or isinstance(value, str | bool | int | float)
 
 
@@ -156,10 +164,11 @@ def _empty(like: Tensor, n: int) -> Tensor:
     return torch.empty((n, *like.shape[1:]), dtype=like.dtype, device=like.device)
 
 
-def _fits(new: Tensor, room: Tensor) -> bool:
-    return new.shape[1:] == room.shape[1:] and new.dtype == room.dtype and new.device == room.device
+def _fits(new: Tensor, buffer: Tensor) -> bool:
+    return new.shape[1:] == buffer.shape[1:] and new.dtype == buffer.dtype and new.device == buffer.device
 
 
 def _same(new: Any, old: Any) -> bool:
-    """Whether an argument that carries no batch is the same for both."""
-    return new is old or (_word(new) and type(new) is type(old) and new == old)
+    """Whether an unbatched argument is the same in both batches."""
+    # Types are compared too: 1 == True == 1.0, but a model may treat them differently.
+    return new is old or (_scalar(new) and type(new) is type(old) and new == old)

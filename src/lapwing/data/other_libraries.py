@@ -1,4 +1,7 @@
-"""What people pass instead of a module or of data: known by the names of its types, whose packages are not imported."""
+"""Recognise objects of other libraries passed as model or data, to give a helpful error.
+
+Types are compared by module and class name, so that none of those packages is imported.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _LIGHTNING = ("lightning", "pytorch_lightning")
 _QUANTISED_MODULES = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.ao.nn.quantizable")
 _QUANTISED_TYPES = ("bitsandbytes", "torchao")
 
-# (packages, class, what it is, the cure), for whoever expects a model and for whoever expects data; the first that fits
+# (packages, class name, description, what to do instead); the first match is used.
 _AS_MODEL = [
     (("transformers",), "Trainer", "a Hugging Face Trainer", "Pass its model, trainer.model, and data of your own"),
     (_LIGHTNING, "Trainer", "a Lightning Trainer", "Pass the LightningModule, which is a torch.nn.Module"),
@@ -33,7 +36,7 @@ _AS_DATA = [
 
 
 def model_hint(given: Any) -> tuple[str, str]:
-    """(what came, what to do) where a module was expected."""
+    """(description of what was passed, what to do) when a module was expected."""
     known = _known(given, _AS_MODEL)
     if known is not None:
         return known
@@ -55,7 +58,7 @@ def model_hint(given: Any) -> tuple[str, str]:
 
 
 def refuse_data(given: Any, where: str) -> None:
-    """An InputTypeError for what holds data, or is a model, and is no data itself."""
+    """Raise an InputTypeError for a trainer, a data module, a path or a model passed as data."""
     known = _known(given, _AS_DATA)
     if isinstance(given, str | os.PathLike):
         known = (
@@ -73,20 +76,20 @@ def refuse_data(given: Any, where: str) -> None:
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Whether PEFT has put adapters into it."""
+    """Whether the model has PEFT adapters."""
     named = any("lora_" in name for name, _ in model.named_parameters())
     return named or any(_is_of(module, ("peft",)) for module in model.modules())
 
 
 def quantised(model: nn.Module) -> Iterator[str]:
-    """Its modules with weights in integers, each as `'path' (type)`."""
+    """Modules with integer (quantised) weights, each as `'path' (type)`."""
     for path, module in model.named_modules():
         if has_packed_weights(module) or _is_of(module, _QUANTISED_TYPES) or _holds_integers(module):
             yield f"'{path}' ({type(module).__module__.partition('.modules')[0]}.{type(module).__name__})"
 
 
 def has_packed_weights(module: nn.Module) -> bool:
-    """Whether torch's quantised kernels compute it, which have no derivative at all."""
+    """Whether the module uses torch's quantised kernels, which have no derivative."""
     return _is_of(module, _QUANTISED_MODULES)
 
 
@@ -97,6 +100,7 @@ def _holds_integers(module: nn.Module) -> bool:
 
 def _known(given: Any, rows: list[tuple[tuple[str, ...], str, str, str]]) -> tuple[str, str] | None:
     for packages, name, what, cure in rows:
+        # All base classes, so that subclasses (Seq2SeqTrainer) are recognised too.
         if any(c.__name__ == name and _inside(c.__module__, packages) for c in type(given).__mro__):
             return what, cure
     return None

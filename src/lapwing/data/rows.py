@@ -1,4 +1,4 @@
-"""Data sets that give one row at a time, put into batches."""
+"""Batches from data sets that return one row (datum) at a time."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from lapwing.data.columns import Columns
 from lapwing.data.frames import is_frame
 from lapwing.errors import InputTypeError, ShapeError
 
-ROWS = 256  # rows per batch when the user handed over whole arrays or a data set
+ROWS = 256  # batch size for arrays and data sets
 
 
 def rows_of(data: Any, columns: Columns | None) -> Iterable[Any] | None:
-    """A re-iterable of batches where `data` gives rows; None where it gives batches itself, or nothing of the kind."""
+    """A re-iterable of batches if `data` is a data set of rows; None if it yields batches or is something else."""
     if isinstance(data, DataLoader):
         return None
     if _from_hugging_face(data):
@@ -32,18 +32,19 @@ def rows_of(data: Any, columns: Columns | None) -> Iterable[Any] | None:
     indexed = isinstance(data, Sized) and hasattr(data, "__getitem__")
     if not indexed or is_frame(data) or isinstance(data, tuple | Mapping | str | bytes | Tensor | np.ndarray):
         return None
+    # A list may hold rows or batches: the first item decides.
     return Rows(data) if len(data) and _is_row(data[0], columns) else None
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Batches of the rows of a data set, in its order."""
+    """Batches of the rows of a data set, in the order of the data set."""
 
     data: Any
 
     @property
     def indexed(self) -> bool:
-        """Whether rows have numbers, so that every pass has them in the same order."""
+        """Whether the data set is map-style, so that every pass has the same order."""
         return isinstance(self.data, Sized) and hasattr(self.data, "__getitem__")
 
     def __len__(self) -> int:
@@ -56,9 +57,9 @@ class Rows:
 
 
 def collated(rows: list[Any]) -> Any:
-    """One batch of rows: mappings by column, tuples by position, and what can be stacked stacked.
+    """Collate rows to a batch: mappings by column, tuples by position, tensors and numbers stacked.
 
-    Unlike torch's own collation a list of numbers is one datum's vector, as in the rows of `datasets.Dataset`.
+    Unlike `torch.utils.data.default_collate`, a list of numbers is the vector of one datum, as in `datasets.Dataset`.
     """
     return _stacked(rows, "")
 
@@ -74,11 +75,11 @@ def _stacked(values: list[Any], name: str) -> Any:
         return tuple(_stacked(list(column), f"entry {i}") for i, column in enumerate(zip(*values, strict=True)))
     if isinstance(first, Tensor | np.ndarray | np.generic | Number | list):
         return _tensor([_whole(value) for value in values], name or "the rows")
-    return values  # text and the like: an error when it turns out to be an input
+    return values  # text and other objects: an error only if the column is an input
 
 
 def _no_entries(value: list[Any]) -> bool:
-    """Whether this is a vector or a matrix rather than several entries of a row."""
+    """Whether a list is one vector or matrix of numbers, as opposed to a row (x, y)."""
     return all(_no_entries(v) if isinstance(v, list) else isinstance(v, Number | np.generic | str) for v in value)
 
 
@@ -90,11 +91,11 @@ def of_numbers(value: Any) -> bool:
 
 
 def _whole(value: Any) -> Any:
-    """One row's entry as a tensor; what is not made of numbers stays what it is."""
+    """An entry of a row as a tensor; non-numeric entries are returned unchanged."""
     if isinstance(value, Tensor):
         return value
     try:
-        # Lists go through NumPy, which reads floats in double precision; so does a Python float.
+        # Through NumPy, which reads Python floats as float64; torch.tensor would read them as float32.
         array = np.asarray(value)
         return value if array.dtype.kind not in "biufc" else torch.from_numpy(np.array(array))
     except (TypeError, ValueError):
@@ -112,7 +113,7 @@ def _tensor(values: list[Any], name: str) -> Any:
 
 @dataclass(frozen=True)
 class Ragged:
-    """Rows of a column that have different shapes: an error when the column is used."""
+    """A column whose rows have different shapes; raises only when the column is used."""
 
     name: str
     shortest: tuple[int, ...]
@@ -127,14 +128,14 @@ class Ragged:
 
 
 def _from_hugging_face(data: Any) -> bool:
-    """`datasets.Dataset` and `datasets.IterableDataset`; iterating over one gives rows, not batches."""
+    """Whether this is a `datasets.Dataset` or `IterableDataset`, which yield rows; not a DatasetDict, a mapping."""
     if isinstance(data, Mapping) or type(data).__module__.partition(".")[0] != "datasets":
         return False
     return hasattr(data, "__iter__")
 
 
 def _is_row(item: Any, columns: Columns | None) -> bool:
-    """Whether (x, y) or a mapping is one datum: a batch has a target for each datum, and so one axis at least."""
+    """Whether (x, y) or a mapping is a single datum: its target is a scalar, that of a batch has at least one axis."""
     if isinstance(item, Mapping):
         return any(_is_scalar(item[name]) for name in (columns or Columns()).targets if name in item)
     if not isinstance(item, tuple | list) or len(item) != 2:

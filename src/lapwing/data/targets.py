@@ -1,4 +1,4 @@
-"""Data as a likelihood sees it: inputs with checked, site-shaped targets."""
+"""Batches with encoded targets: validated and arranged by site, as the likelihood needs them."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from lapwing.runtime.progress import shown
 from lapwing.runtime.sandbox import random_state_kept
 
 
-def observed(
+def encoded_batches(
     data: Batches, likelihood: Likelihood, sites: Sites, *, progress: bool | None, what: str = "fit"
 ) -> Iterator[tuple[ModelInput, Tensor]]:
-    """(x, encoded y) for every batch; errors name the batch."""
+    """Yield (x, encoded y) for every batch, with a progress bar. Errors name the batch."""
     for number, (x, y) in enumerate(shown(data, total=len(data), what=what, progress=progress)):
         with located(f"batch {number}"):
             pair = encode_batch(x, y, likelihood, sites)
-        yield pair  # outside: errors of whoever works on it are not ours to label
+        yield pair  # outside of `located`: errors raised by the caller's loop body must not get the prefix
 
 
 def encode_batch(x: ModelInput, y: Any, likelihood: Likelihood, sites: Sites) -> tuple[ModelInput, Tensor]:
     x = _paired(x, y)
     if ragged(likelihood, sites) and isinstance(y, Tensor) and y.ndim == 2:
         x = replace(x, positions=y.shape[1])
-    return x, likelihood.encode(lengthened(y, likelihood, sites), sites, x.n)
+    return x, likelihood.encode(padded_labels(y, likelihood, sites), sites, x.n)
 
 
 def ragged(likelihood: Likelihood, sites: Sites) -> bool:
-    """Whether data may have different numbers of positions: one label each along one axis, some of them ignored."""
+    """Whether sequences may differ in length between batches: one label per position, with an `ignore_index`."""
     return isinstance(likelihood, Categorical) and len(sites.site_shape) == 1 and len(sites.datum_shape) == 2
 
 
-def lengthened(y: Any, likelihood: Likelihood, sites: Sites) -> Any:
-    """Labels of a batch whose data have fewer positions than others have, with ignored ones for the rest."""
+def padded_labels(y: Any, likelihood: Likelihood, sites: Sites) -> Any:
+    """Pad the labels of shorter sequences with `ignore_index` to the length `sites.t`."""
     if not isinstance(likelihood, Categorical) or not ragged(likelihood, sites) or not isinstance(y, Tensor):
         return y
     if y.ndim != 2 or y.shape[1] >= sites.t or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
@@ -50,7 +50,7 @@ def lengthened(y: Any, likelihood: Likelihood, sites: Sites) -> Any:
 
 
 def longest_labels(data: Batches, sites: Sites) -> int:
-    """The most labels that a datum has: one pass over the data, without the model, unless they are all alike."""
+    """The largest number of labels per datum; one pass over the data without the model, unless all shapes are equal."""
     longest = sites.t
     if not data.alike:
         with random_state_kept():
@@ -59,10 +59,11 @@ def longest_labels(data: Batches, sites: Sites) -> int:
 
 
 def _paired(x: ModelInput, y: Any) -> ModelInput:
-    """x with as many data as there are targets: N is what was seen."""
+    """x with its batch size set to the number of targets, if another argument than the first is batched."""
     first = y[0] if isinstance(y, tuple) and y else y
     if not isinstance(first, Tensor) or first.ndim == 0 or first.shape[0] == x.n:
         return x
+    # `as_input` took n from the first argument. It may be an unbatched table; the targets know the batch size.
     n = first.shape[0]
     if any(isinstance(v, Tensor) and v.ndim > 0 and v.shape[0] == n for _, v in x.leaves()):
         return replace(x, n=n, shared=frozenset())
@@ -70,7 +71,7 @@ def _paired(x: ModelInput, y: Any) -> ModelInput:
 
 
 def dropped_by_loader(data: Batches, seen: int) -> int:
-    """How many data a DataLoader with drop_last left out of a whole data set."""
+    """Number of data that a DataLoader with drop_last=True left out."""
     loader = data.source
     if not isinstance(loader, DataLoader) or not loader.drop_last or len(data) == 0:
         return 0

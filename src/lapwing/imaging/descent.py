@@ -38,8 +38,8 @@ class Objective:
     """mean((A f − y)²) + γ TV(f), over the measurements where the mask is true."""
 
     A: Operator
-    y: Float[Tensor, ...]
-    z: Float[Tensor, ...]
+    y: Tensor
+    z: Tensor
     gamma: float
     mask: Tensor | None
     truth: Tensor | None
@@ -63,7 +63,7 @@ class Descent:
 
     def __init__(self, network: nn.Module, objective: Objective, lr: float, clip: float) -> None:
         self.network, self.objective, self.clip = network.train(), objective, clip
-        self.parameters = [p for p in network.parameters() if p.requires_grad]
+        self.parameters: list[Tensor] = [p for p in network.parameters() if p.requires_grad]
         self.adam = torch.optim.Adam(self.parameters, lr=lr)
         self.step, self.best_step, self.best_loss = 0, 0, inf
         self.best = [t.detach().clone() for t in self._tensors()]

@@ -2,9 +2,9 @@
 
     C(ℓ) = Σ_r exp(−r/ℓ) E_r,   E_r the 0/1 matrix of the pairs at distance r
 
-so that J C(ℓ) Jᵀ = Σ_r exp(−r/ℓ) J E_r Jᵀ, whose matrices J E_r Jᵀ do not depend on ℓ. E_r commutes with the reflections
-of the grid (and with its transposition, if it is square): in a basis of even and odd filters it falls into small
-blocks, and all products J E_r Jᵀ come from the inner products of those parts.
+so that J C(ℓ) Jᵀ = Σ_r exp(−r/ℓ) J E_r Jᵀ, whose matrices J E_r Jᵀ do not depend on ℓ. E_r commutes with the
+reflections of the grid (and with its transposition, if it is square): in a basis of even and odd filters it falls into
+small blocks, and all products J E_r Jᵀ come from the inner products of those parts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lapwing._types import Float, Tensor
 from lapwing.linalg import add_gram_, mirror_
 
 NUGGET = 1e-6  # of the variance, added to the diagonal of C
-_SLAB = 1 << 24  # numbers of J that are worked on at a time
+_SLAB = 1 << 21  # numbers of J that are worked on at a time
 
 
 @dataclass(frozen=True, eq=False)

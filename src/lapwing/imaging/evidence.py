@@ -39,12 +39,12 @@ class Evidence:
     def m(self) -> int:
         return len(self.target)
 
-    def loss(self, eta: Float[Tensor, " h"], log_noise: Scalar) -> Scalar:
+    def loss(self, eta: Float[Tensor, " q"], log_noise: Scalar) -> Scalar:
         """F, TV-PredCP included."""
         value = self.plain(eta, log_noise)
         return value if self.variation is None else value + self.variation(self.prior.settings(eta))
 
-    def plain(self, eta: Float[Tensor, " h"], log_noise: Scalar) -> Scalar:
+    def plain(self, eta: Float[Tensor, " q"], log_noise: Scalar) -> Scalar:
         """F without it."""
         K = self.covariance(eta, log_noise)
         log_det, quad = _LogDetAndQuad.apply(K, self.target)
@@ -54,20 +54,21 @@ class Evidence:
         fit = residual.square().sum() / log_noise.exp()
         return 0.5 * log_det + 0.5 * fit + 0.5 * self.prior.quadratic(eta, scatters)
 
-    def log_evidence(self, eta: Float[Tensor, " h"], log_noise: Scalar) -> Scalar:
+    def log_evidence(self, eta: Float[Tensor, " q"], log_noise: Scalar) -> Scalar:
         return -self.plain(eta, log_noise) - 0.5 * self.m * log(2 * pi)
 
-    def covariance(self, eta: Float[Tensor, " h"], log_noise: Scalar) -> Float[Tensor, "m m"]:
+    def covariance(self, eta: Float[Tensor, " q"], log_noise: Scalar) -> Float[Tensor, "m m"]:
         """K."""
-        K = (self.prior.coefficients(eta) @ self.grams.flatten(1)).reshape(self.m, self.m)
-        return K + log_noise.exp() * torch.eye(self.m, dtype=K.dtype)
+        K = self.prior.coefficients(eta) @ self.grams.flatten(1)
+        K[:: self.m + 1].add_(log_noise.exp())  # the diagonal, in place: a copy would take as long as the sum
+        return K.reshape(self.m, self.m)
 
     @property
     def noise_bounds(self) -> tuple[float, float]:
         size = max(float(self.target.square().mean()), 1e-300)
         return log(_NOISE_BOUNDS[0] * size), log(_NOISE_BOUNDS[1] * size)
 
-    def start(self, length: float) -> Float[Tensor, " h1"]:
+    def start(self, length: float) -> Float[Tensor, " q1"]:
         """(η, log σ²) of one common variance and one length scale, the best on a grid; one eigendecomposition."""
         eta = self.prior.start(1.0, length)
         K = (self.prior.coefficients(eta) @ self.grams.flatten(1)).reshape(self.m, self.m)
@@ -99,7 +100,7 @@ class _LogDetAndQuad(torch.autograd.Function):
         return 2 * L.diagonal().log().sum(), y @ alpha
 
     @staticmethod
-    def backward(ctx: Any, g_log_det: Tensor, g_quad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, g_log_det: Tensor, g_quad: Tensor) -> tuple[Tensor, None]:
         L, alpha = ctx.saved_tensors
         return g_log_det * torch.cholesky_inverse(L) - g_quad * torch.outer(alpha, alpha), None
 
@@ -108,7 +109,7 @@ class _LogDetAndQuad(torch.autograd.Function):
 class Found:
     """Hyperparameters at an optimum, the path there, and what is odd about them."""
 
-    eta: Float[Tensor, " h"]
+    eta: Float[Tensor, " q"]
     log_noise: Scalar
     loss: float
     history: tuple[float, ...]
@@ -120,20 +121,29 @@ class Found:
         return float(self.log_noise.exp())
 
 
-def maximise(evidence: Evidence, *, noise_var: float | None = None, max_iterations: int = 200) -> Found:
+def maximise(
+    evidence: Evidence,
+    *,
+    noise_var: float | None = None,
+    eta: Float[Tensor, " q"] | None = None,
+    max_iterations: int = 200,
+) -> Found:
     """L-BFGS from a short and from a long length scale; the better optimum.
 
-    `noise_var`: σ² where it is known, and held.
+    `noise_var`, `eta`: σ² or the hyperparameters where they are known, and held.
     """
-    lengths = (0.1, 1.0) if any(b.has_length for b in evidence.prior.blocks) else (1.0,)
-    runs = [_climbed(evidence, evidence.start(length), noise_var, max_iterations) for length in lengths]
+    lengths = (0.1, 1.0) if eta is None and any(b.has_length for b in evidence.prior.blocks) else (1.0,)
+    starts = [evidence.start(length) for length in lengths]
+    runs = [_climbed(evidence, start, noise_var, eta, max_iterations) for start in starts]
     best = min(runs, key=lambda run: run.loss)
     odd = () if evidence.variation is None else evidence.variation.not_monotone(evidence.prior.settings(best.eta))
     return replace(best, at_bound=_at_bound(evidence, best), not_monotone=odd)
 
 
-def _climbed(evidence: Evidence, start: Tensor, noise_var: float | None, max_iterations: int) -> Found:
-    low, high = evidence.prior.bounds
+def _climbed(
+    evidence: Evidence, start: Tensor, noise_var: float | None, eta: Tensor | None, max_iterations: int
+) -> Found:
+    low, high = evidence.prior.bounds if eta is None else (eta, eta)
     least, most = evidence.noise_bounds
     at = start.clone().requires_grad_()
     best: list[Any] = [inf, start]
@@ -149,7 +159,14 @@ def _climbed(evidence: Evidence, start: Tensor, noise_var: float | None, max_ite
 
     def closure() -> Tensor:
         optimiser.zero_grad()
-        loss = evidence.loss(*split(at))
+        try:
+            loss = evidence.loss(*split(at))
+        except NumericalError:  # the line search went where K cannot be factorised: a slope back to the best
+            if not history:
+                raise
+            loss = best[0] + 1.0 + (at - best[1]).square().sum()
+            loss.backward()
+            return loss
         loss.backward()
         history.append(float(loss.detach()))
         if history[-1] < best[0]:
@@ -158,8 +175,7 @@ def _climbed(evidence: Evidence, start: Tensor, noise_var: float | None, max_ite
 
     with torch.enable_grad():
         optimiser.step(closure)
-    eta, log_noise = split(best[1])
-    return Found(eta, log_noise, best[0], tuple(history))
+    return Found(*split(best[1]), best[0], tuple(history))
 
 
 def _at_bound(evidence: Evidence, found: Found) -> tuple[str, ...]:

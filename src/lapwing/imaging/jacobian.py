@@ -17,10 +17,11 @@ from lapwing._types import Float, Tensor
 from lapwing.data.inputs import ModelInput, as_input
 from lapwing.errors import LapwingError
 from lapwing.imaging.blocks import weights
+from lapwing.network.jacobian import Jacobian
 from lapwing.network.linearised import Linearised, Trace
-from lapwing.network.parameters import ParamLayout
 from lapwing.network.products import Jvp, choose_jvp
 from lapwing.network.rule_check import linearise
+from lapwing.runtime.progress import shown
 
 _ROWS_FLOATS = 1 << 24  # of rows that are formed at a time
 
@@ -78,20 +79,29 @@ class ImageJacobian:
     def traced(self) -> AbstractContextManager[Trace]:
         return self.linearised.trace(self.z)
 
-    def rows(self, U: Float[Tensor, "m d"]) -> Iterator[tuple[slice, Float[Tensor, "c p"]]]:
+    def rows(
+        self, U: Float[Tensor, "m d"], *, progress: bool | None = False
+    ) -> Iterator[tuple[slice, Float[Tensor, "c p"]]]:
         """U J, some rows at a time, in the network's precision."""
         step = max(1, min(64, _ROWS_FLOATS // self.p))
+        starts = range(0, len(U), step)
         with self.traced() as trace:
-            for start in range(0, len(U), step):
+            for start in shown(starts, total=len(starts), what="linearising", progress=progress):
                 some = U[start : start + step].to(trace.f)
-                J = trace.rows(some.T[None])
-                yield slice(start, start + len(some)), J.dense()[0].to("cpu", self.dtype)
+                yield slice(start, start + len(some)), self._written(trace.rows(some.T[None]))
 
-    def all_rows(self, U: Float[Tensor, "m d"]) -> Float[Tensor, "m p"]:
+    def all_rows(self, U: Float[Tensor, "m d"], *, progress: bool | None = False) -> Float[Tensor, "m p"]:
         """U J in one piece."""
         out = torch.empty(len(U), self.p, dtype=self.dtype)
-        for place, rows in self.rows(U):
+        for place, rows in self.rows(U, progress=progress):
             out[place] = rows
+        return out
+
+    def _written(self, J: Jacobian) -> Float[Tensor, "c p"]:
+        out = torch.zeros(J.c, self.p, dtype=self.dtype)
+        for block in J.blocks:
+            for place, part in zip(block.slices, block.parts(), strict=True):
+                out[:, place] = part[0].to("cpu", self.dtype)
         return out
 
     def push(self, v: Float[Tensor, "m p"]) -> Float[Tensor, "m d"]:
@@ -110,11 +120,6 @@ class ImageJacobian:
                 trace.add_vjp_(total, each[None].to(trace.f))
                 row.copy_(total)
         return out
-
-
-def layout_of(network: nn.Module) -> ParamLayout:
-    """The weights that are inferred, as the network's owner names them."""
-    return weights(network)
 
 
 def _linearised(network: nn.Module, z: Tensor) -> tuple[Linearised, ModelInput]:

@@ -157,11 +157,11 @@ class _Apply(torch.autograd.Function):
         _, ctx.map, ctx.back = inputs
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
         return _Apply.apply(g, ctx.map, not ctx.back), None, None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:  # type: ignore[override]
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
         return _Apply.apply(tangent, ctx.map, ctx.back)
 
     @staticmethod

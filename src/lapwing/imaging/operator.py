@@ -66,19 +66,19 @@ class Operator:
     def __repr__(self) -> str:
         return f"Operator({self.name}, images {self.image_shape} → data {self.data_shape})"
 
-    def __call__(self, image: Float[Tensor, ...]) -> Float[Tensor, ...]:
+    def __call__(self, image: Any) -> Tensor:
         """A x."""
         x = self._given(image, self.image_shape, "an image")
         lead = x.shape[: x.ndim - len(self.image_shape)]
         return self.linear(x.reshape(*lead, -1)).reshape(*lead, *self.data_shape)
 
-    def adjoint(self, data: Float[Tensor, ...]) -> Float[Tensor, ...]:
+    def adjoint(self, data: Any) -> Tensor:
         """Aᵀ y."""
         y = self._given(data, self.data_shape, "data")
         lead = y.shape[: y.ndim - len(self.data_shape)]
         return self.linear.transposed(y.reshape(*lead, -1)).reshape(*lead, *self.image_shape)
 
-    def fbp(self, data: Float[Tensor, ...]) -> Float[Tensor, ...]:
+    def fbp(self, data: Any) -> Tensor:
         """The filtered back-projection, of projections only."""
         if self.filtered is None:
             raise StructureError(
@@ -150,7 +150,7 @@ def shape_of(argument: str, shape: Any) -> tuple[int, ...]:
 
 
 def _as_matrix(matrix: Any) -> Tensor:
-    """Float64, dense or in compressed rows. scipy's matrices say what they are made of, so scipy itself is not needed."""
+    """Float64, dense or in compressed rows. scipy's matrices say what they hold, so scipy itself is not needed."""
     if type(matrix).__module__.startswith("scipy.sparse"):
         coo = matrix.tocoo()
         entries = np.asarray(coo.data)

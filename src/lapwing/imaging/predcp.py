@@ -1,8 +1,10 @@
 """Total variation as a prior over smoothness: TV-PredCP, with the expected total variation in closed form.
 
-Of one block, with covariance S(ℓ, v) of images around x̂, every difference of neighbours is Gaussian, d_e ~ N(m_e, q_e), so
+Of one block, with covariance S(ℓ, v) of images around x̂, every difference of neighbours is Gaussian,
+d_e ~ N(m_e, q_e), so
 
-    κ = Σ_e E|d_e| = Σ_e [ √(2 q_e/π) exp(−m_e²/(2 q_e)) + m_e erf(m_e/√(2 q_e)) ],   ∂κ/∂q_e = exp(−m_e²/(2 q_e))/√(2π q_e)
+    κ = Σ_e E|d_e| = Σ_e [ √(2 q_e/π) exp(−m_e²/(2 q_e)) + m_e erf(m_e/√(2 q_e)) ]
+    ∂κ/∂q_e = exp(−m_e²/(2 q_e))/√(2π q_e)
 
 and the exponential prior that total variation implies for κ gives  log p(ℓ) = log λ − λ κ + log |dκ/d log ℓ|.
 Nalisnick, Gordon and Hernández-Lobato (2021); Antorán et al. (2022), who estimate κ by samples.

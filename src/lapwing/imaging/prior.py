@@ -1,7 +1,8 @@
 """Gaussian priors over the weights of an image network, and what they say of images.
 
-Of a block of k × k filters, w ~ N(0, v C(ℓ)) with C_pq = exp(−‖p − q‖/ℓ); of any other weight, w ~ N(0, v). One variance
-for all, if wanted; the g-prior has one variance after every column of A J was scaled to a root mean square of 1.
+Of a block of k × k filters, w ~ N(0, v C(ℓ)) with C_pq = exp(−‖p − q‖/ℓ); of any other weight, w ~ N(0, v). One
+variance for all, if wanted; the g-prior has one variance, after every column of A J was scaled to a root mean square
+of 1.
 
 The covariance of images is a sum of fixed matrices,  J S_θ Jᵀ = Σ_k c_k(η) G_k,  whose coefficients are the only place
 where the hyperparameters η (logarithms) enter.
@@ -25,8 +26,9 @@ from lapwing.linalg import add_gram_, mirror_
 Through = Callable[[Tensor], Tensor]
 KINDS = ("blocks", "one", "g")
 VARIANCE, LENGTH = "variance", "length_scale"
-_SLAB = 1 << 24  # numbers of J that are worked on at a time
-LOG_BOUNDS = {VARIANCE: (-23.0, 23.0), LENGTH: (-4.61, 4.61)}
+_SLAB = 1 << 21  # numbers of J that are worked on at a time
+LOG_BOUNDS = {VARIANCE: (-6.9, 23.0), LENGTH: (-4.61, 4.61)}
+_OF_ALL = (-23.0, 23.0)  # of a variance that all weights share
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,11 +46,14 @@ class ImagePrior:
         return tuple(_named(b.name, what) for b in self.blocks for what in _kinds(b))
 
     @cached_property
-    def bounds(self) -> tuple[Float[Tensor, " h"], Float[Tensor, " h"]]:
+    def bounds(self) -> tuple[Float[Tensor, " q"], Float[Tensor, " q"]]:
+        """Of η. A block that the data would switch off keeps a variance of 0.001, as in the paper's code."""
+        if self.kind != "blocks":
+            return torch.tensor([_OF_ALL[0]], dtype=torch.float64), torch.tensor([_OF_ALL[1]], dtype=torch.float64)
         pairs = torch.tensor([LOG_BOUNDS[what] for b in self.blocks for what in _kinds(b)], dtype=torch.float64)
         return pairs[:, 0], pairs[:, 1]
 
-    def start(self, variance: float, length: float) -> Float[Tensor, " h"]:
+    def start(self, variance: float, length: float) -> Float[Tensor, " q"]:
         values = [variance if what == VARIANCE else length for b in self.blocks for what in _kinds(b)]
         return torch.tensor(values, dtype=torch.float64).log()
 
@@ -62,12 +67,12 @@ class ImagePrior:
         ends = torch.tensor([len(g.distances) for g in self.grids]).cumsum(0).tolist()
         return tuple(slice(a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True))
 
-    def settings(self, eta: Float[Tensor, " h"]) -> list[tuple[Tensor, Tensor | None]]:
+    def settings(self, eta: Float[Tensor, " q"]) -> list[tuple[Tensor, Tensor | None]]:
         """(log v, log ℓ or None) of each block."""
         values = iter(eta.unbind())
         return [(next(values), next(values) if b.has_length else None) for b in self.blocks]
 
-    def coefficients(self, eta: Float[Tensor, " h"]) -> Float[Tensor, " k"]:
+    def coefficients(self, eta: Float[Tensor, " q"]) -> Float[Tensor, " k"]:
         """c(η): v exp(−r/ℓ), and the nugget where r = 0."""
         parts = []
         for (log_v, log_l), grid in zip(self.settings(eta), self.grids, strict=True):
@@ -89,7 +94,7 @@ class ImagePrior:
             [class_squares(self._columns(b, rows).unflatten(1, (-1, b.taps)), b.kernel) for b in self.blocks]
         )
 
-    def covariance(self, eta: Float[Tensor, " h"], rows: Float[Tensor, "n p"]) -> Float[Tensor, "n n"]:
+    def covariance(self, eta: Float[Tensor, " q"], rows: Float[Tensor, "n p"]) -> Float[Tensor, "n n"]:
         """J S_θ Jᵀ, in float64: one symmetric product, where its terms G_k would take several."""
         total = torch.zeros(len(rows), len(rows), dtype=torch.float64)
         for b, (log_v, log_l), grid in zip(self.blocks, self.settings(eta), self.grids, strict=True):
@@ -106,15 +111,15 @@ class ImagePrior:
         parts = [rows[:, s] if self.scale is None else rows[:, s] * self.scale[s].to(rows) for s in b.places]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
-    def applied(self, eta: Float[Tensor, " h"], v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+    def applied(self, eta: Float[Tensor, " q"], v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
         """S_θ v."""
         return self._mapped(eta, v, lambda C: C, lambda variance: variance, 2)
 
-    def root(self, eta: Float[Tensor, " h"], v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+    def root(self, eta: Float[Tensor, " q"], v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
         """R v with R Rᵀ = S_θ: a draw from the prior, of standard normal v."""
         return self._mapped(eta, v, lambda C: torch.linalg.cholesky(C).T, lambda variance: variance.sqrt(), 1)
 
-    def quadratic(self, eta: Float[Tensor, " h"], scatters: tuple[Tensor, ...]) -> Float[Tensor, ""]:
+    def quadratic(self, eta: Float[Tensor, " q"], scatters: tuple[Tensor, ...]) -> Float[Tensor, ""]:
         """θᵀ S_θ⁻¹ θ out of the scatter matrices of θ."""
         total = eta.new_zeros(())
         for (log_v, log_l), grid, W in zip(self.settings(eta), self.grids, scatters, strict=True):
@@ -138,10 +143,10 @@ class ImagePrior:
             b.write_(out, w if log_l is None else w @ of_taps(grid.covariance(log_l.exp())).to(v))
         return out if self.scale is None else out * self.scale.to(v)
 
-    def described(self, eta: Float[Tensor, " h"]) -> dict[str, float]:
+    def described(self, eta: Float[Tensor, " q"]) -> dict[str, float]:
         return dict(zip(self.names, eta.exp().tolist(), strict=True))
 
-    def read(self, values: Any) -> Float[Tensor, " h"]:
+    def read(self, values: Any) -> Float[Tensor, " q"]:
         """η out of a mapping of hyperparameters."""
         if not isinstance(values, Mapping):
             raise InputTypeError(f"hyperparameters: expected a mapping, got {type(values).__name__}.")

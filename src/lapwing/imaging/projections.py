@@ -7,15 +7,15 @@ Every ray is followed along the axis it crosses faster, and the image is interpo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
-from math import ceil, pi, sqrt
+from dataclasses import dataclass
+from math import ceil, log2, pi, sqrt
 from typing import Any
 
 import torch
 
 from lapwing._types import Float, Tensor
 from lapwing.errors import InputError, InputTypeError
-from lapwing.imaging.maps import MatrixMap, sparse
+from lapwing.imaging.maps import LinearMap, MatrixMap, sparse
 from lapwing.imaging.operator import Operator
 from lapwing.runtime.arguments import counted, positive
 
@@ -36,7 +36,7 @@ def radon(
     width = sqrt(2) * n / count if spacing is None else positive("spacing", spacing)
     matrix = joseph_matrix(n, theta, count, width)
     linear = MatrixMap(matrix)
-    fbp = partial(_filtered_back_projection, linear, n, len(theta), count)
+    fbp = FilteredBackProjection(linear, n, len(theta), count)
     name = f"radon, {len(theta)} angles × {count} detectors"
     return Operator(linear, (n, n), data_shape=(len(theta), count), fbp=fbp, name=name)
 
@@ -89,20 +89,31 @@ def _beside(place: Float[Tensor, "d n"]) -> Iterator[tuple[Tensor, Tensor]]:
     yield below.long() + 1, w
 
 
-def _filtered_back_projection(linear: MatrixMap, n: int, n_angles: int, detectors: int, data: Tensor) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class FilteredBackProjection:
     """π/angles · Aᵀ (h ∗ y), h the ramp filter in space: 1/4 at 0, −1/(π j)² at odd j.
 
     The filter in space has no error at zero frequency. The detector's width is in Aᵀ already.
     """
-    size = 2 ** ceil(torch.tensor(float(2 * detectors)).log2().item())
+
+    linear: LinearMap
+    n: int
+    n_angles: int
+    detectors: int
+
+    def __call__(self, data: Float[Tensor, "... a d"]) -> Float[Tensor, "... n n"]:
+        size = 2 ** ceil(log2(2 * self.detectors))
+        filtered = torch.fft.irfft(torch.fft.rfft(data.double(), n=size) * _ramp_spectrum(size), n=size)
+        lead = data.shape[:-2]
+        flat = filtered[..., : self.detectors].to(data.dtype).reshape(*lead, -1)
+        return (self.linear.transposed(flat) * (pi / self.n_angles)).reshape(*lead, self.n, self.n)
+
+
+def _ramp_spectrum(size: int) -> Tensor:
     j = torch.fft.fftfreq(size, 1 / size, dtype=torch.float64).round()
     odd = j.abs() % 2 == 1
     kernel = torch.where(odd, -1 / (pi * torch.where(odd, j, 1.0)) ** 2, torch.where(j == 0, 0.25, 0.0))
-    spectrum = torch.fft.rfft(kernel).to(torch.complex128)
-    filtered = torch.fft.irfft(torch.fft.rfft(data.double(), n=size) * spectrum, n=size)[..., :detectors]
-    lead = data.shape[:-2]
-    image = linear.transposed(filtered.to(data.dtype).reshape(*lead, -1)) * (pi / n_angles)
-    return image.reshape(*lead, n, n)
+    return torch.fft.rfft(kernel)
 
 
 def _covering(n: int) -> int:

@@ -35,9 +35,9 @@ class Reconstruction:
     """The image that a network was trained to, and everything that error bars need."""
 
     operator: Operator
-    data: Float[Tensor, ...]
+    data: Tensor
     network: nn.Module  # trained, in eval mode
-    input: Float[Tensor, ...]
+    input: Tensor
     image: Float[Tensor, "h w"]
     tv: float
     noise_std: float | None  # where it was given, or estimated for tv="auto"

@@ -1,9 +1,9 @@
-"""What every likelihood can do, and how a model's outputs split into likelihood terms.
+"""The likelihood interface, and how a model's outputs are split into likelihood terms.
 
-A datum's outputs are arranged as *sites*: T independent likelihood terms, each with C outputs.
+The outputs of a datum are arranged as *sites*: T independent likelihood terms with C outputs each.
 A (B, C) classifier has T = 1; a (B, T, C) sequence model has T terms per datum; a (B, C, H, W)
-segmentation model with `class_axis=1` has T = H·W. All verbs below work on site-shaped tensors
-`f` (..., C) and encoded targets `y`, elementwise over the leading axes.
+segmentation model with `class_axis=1` has T = H·W. All methods take outputs `f` (..., C) and encoded
+targets `y`, and work elementwise over the leading axes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from lapwing.likelihoods.output_curvature import Columns, OutputCurvature
 
 @dataclass(frozen=True)
 class Sites:
-    """How one datum's outputs, of shape `datum_shape`, split into T terms of C outputs."""
+    """Splits the outputs of one datum, of shape `datum_shape`, into T terms of C outputs."""
 
     datum_shape: tuple[int, ...]
-    class_axis: int = -1  # counted on the model's output, batch axis included: 1 for (B, C, H, W)
+    class_axis: int = -1  # axis of the model's output, batch axis included: 1 for (B, C, H, W)
 
     @property
     def axis(self) -> int:
-        """Position of the class axis inside `datum_shape` (0 when there is none: a (B,) output)."""
+        """Index of the class axis in `datum_shape`; 0 for a (B,) output, which has none."""
         return self.class_axis - 1 if self.class_axis > 0 else self.class_axis % max(len(self.datum_shape), 1)
 
     @property
@@ -41,11 +41,11 @@ class Sites:
 
     @property
     def site_shape(self) -> tuple[int, ...]:
-        """The datum's shape without its class axis: what one label per term looks like."""
+        """`datum_shape` without the class axis: the shape of a datum's labels, one per term."""
         return self.datum_shape[: self.axis] + self.datum_shape[self.axis + 1 :]
 
     def with_positions(self, n: int) -> tuple[int, ...]:
-        """The shape of a datum that has so many terms along its one axis of sites."""
+        """The datum shape with n terms along its single axis of sites."""
         return (n, self.c) if self.axis == 1 else (self.c, n)
 
     def split(self, f: Tensor) -> Tensor:
@@ -63,22 +63,22 @@ class Sites:
 
 
 class Likelihood(ABC):
-    """p(y | f) for one likelihood term; a small value in output space."""
+    """p(y | f) of one likelihood term; immutable."""
 
     class_axis: int = -1
-    canonical: bool = True  # Λ is exactly −∇²_f log p; False where it is an expectation or a projection
+    canonical: bool = True  # whether Λ is exactly −∇²_f log p; False for a Fisher expectation or a projection
 
     # --- targets -------------------------------------------------------------------------------
 
     @abstractmethod
     def encode(self, y: object, sites: Sites, n: int) -> Tensor:
-        """Check the user's targets for a batch of n data and arrange them by site; raises in words."""
+        """Validate the user's targets for a batch of n data and arrange them by site."""
 
     # --- density -------------------------------------------------------------------------------
 
     @abstractmethod
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        """log p(y | f), every constant included: (..., C) → (...)."""
+        """log p(y | f) with all normalising constants: (..., C) → (...)."""
 
     @abstractmethod
     def residual(self, f: Tensor, y: Tensor) -> Tensor:
@@ -86,67 +86,69 @@ class Likelihood(ABC):
 
     @abstractmethod
     def hessian(self, f: Tensor, y: Tensor) -> Tensor:
-        """Λ = −∇²_f log p(y | f), or its Fisher expectation where the two differ: (..., C, C)."""
+        """Λ = −∇²_f log p(y | f), or the Fisher information instead (see `canonical`): (..., C, C)."""
 
     @abstractmethod
     def hessian_root(self, f: Tensor, y: Tensor) -> Tensor:
-        """S with S Sᵀ = Λ: (..., C, K). Never inverts Λ, which is singular for a softmax."""
+        """A root S of Λ, S Sᵀ = Λ: (..., C, K). Must not invert Λ, which is singular for a softmax."""
 
     def hessian_mv(self, f: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """Λ v: (..., C)."""
+        # The general case, O(C²) per term; likelihoods with structure override it.
         return torch.einsum("...cd,...d->...c", self.hessian(f, y), v)
 
     @abstractmethod
     def sample(self, f: Tensor, *, generator: torch.Generator) -> Tensor:
-        """Encoded targets drawn from p(y | f)."""
+        """Draw encoded targets from p(y | f)."""
 
-    # --- dispersion: what the evidence may change without another pass over the data -------------
+    # --- dispersion: parameters that tuning changes without another pass over the data -----------
     #
-    # The curvature is kept as unit-dispersion parts H_g and put together as H = Σ_g c_g H_g.
-    # Only a Gaussian has more to say than "one part, scale one".
+    # The curvature is stored as parts H_g at unit dispersion; H = Σ_g c_g H_g. For a Gaussian with noise σ_g,
+    # c_g = 1/σ_g². All other likelihoods have a single part with c = 1.
 
     def part_scales(self) -> Tensor:
-        """c_g: (G,)."""
+        """The scales c_g: (G,)."""
         return torch.ones(1, dtype=torch.float64)
 
     def part_roots(self, f: Tensor, y: Tensor) -> Sequence[Tensor]:
-        """Unit-dispersion roots S_g with Λ = Σ_g c_g S_g S_gᵀ, each (..., C, K_g)."""
+        """Roots S_g at unit dispersion, Λ = Σ_g c_g S_g S_gᵀ; each (..., C, K_g)."""
         return [self.hessian_root(f, y)]
 
     def part_hessian_mvs(self, f: Tensor, y: Tensor, v: Tensor) -> Sequence[Tensor]:
-        """S_g S_gᵀ v at unit dispersion; v may have more leading axes than f."""
+        """S_g S_gᵀ v for each part; v may have more leading axes than f."""
         return [self.hessian_mv(f, y, v)]
 
     def part_curvatures(self, f: Tensor, y: Tensor) -> Sequence[OutputCurvature]:
-        """S_g S_gᵀ of every term, for sums that need no columns."""
+        """S_g S_gᵀ of every term in structured form, for the output layer: the columns of S_g are not formed."""
         return [Columns(S) for S in self.part_roots(f, y)]
 
     def part_sampled(self, f: Tensor, y: Tensor, *, generator: torch.Generator) -> Sequence[Tensor]:
-        """Unit-dispersion residuals of targets drawn from the model: E[r rᵀ] = S_g S_gᵀ; each (..., C).
+        """Residuals of targets drawn from the model, with E[r rᵀ] = S_g S_gᵀ (Monte Carlo Fisher); each (..., C).
 
-        Differentiable in f with the drawn targets held fixed.
+        Differentiable in f; the drawn targets are constants.
         """
         return [self.residual(f, self.sample(f.detach(), generator=generator))]
 
     def part_sketched(self, f: Tensor, y: Tensor, *, generator: torch.Generator) -> Sequence[Tensor]:
-        """S_g z with independent signs z = ±1, so E[S z zᵀ Sᵀ] = S_g S_gᵀ; each (..., C)."""
+        """S_g z with Rademacher z = ±1, so that E[S_g z zᵀ S_gᵀ] = S_g S_gᵀ; each (..., C)."""
         roots = self.part_roots(f, y)
         return [(S @ random_signs(S[..., 0, :], generator)[..., None])[..., 0] for S in roots]
 
     def part_residuals(self, f: Tensor, y: Tensor) -> Sequence[Tensor]:
-        """Unit-dispersion residuals r_g of the observed targets with ∇ log p = Σ_g c_g r_g; each (..., C)."""
+        """Residuals r_g of the observed targets at unit dispersion, ∇_f log p = Σ_g c_g r_g; each (..., C)."""
         return [self.residual(f, y)]
 
     def statistics(self, f: Tensor, y: Tensor) -> Tensor:
-        """Additive numbers from which `log_lik` is recovered at any dispersion: (D,), float64."""
-        return self.log_prob(f, y).double().sum().reshape(1)
+        """Sufficient statistics for `log_lik` at any dispersion, additive over data: (D,), float64."""
+        return self.log_prob(f, y).double().sum().reshape(1)  # without dispersion the sum itself suffices
 
     def log_lik(self, statistics: Tensor) -> Tensor:
-        """Σ log p(y | f) over the data the statistics came from; differentiable in the dispersion."""
+        """Σ log p(y | f) over the data from their `statistics`; differentiable in the dispersion."""
         return statistics[0]
 
 
 def random_signs(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Independent ±1 with equal chances, of the shape and type of `like`."""
+    """Rademacher variables, ±1 with probability ½, with the shape, dtype and device of `like`."""
+    # Draw as int8 and convert, so that the signs do not depend on the dtype of `like`.
     bits = torch.randint(0, 2, like.shape, generator=generator, device=generator.device, dtype=torch.int8)
     return (2 * bits - 1).to(dtype=like.dtype, device=like.device)

@@ -1,4 +1,4 @@
-"""Independent yes/no outputs, one logit each: binary classification and multi-label problems."""
+"""Bernoulli likelihood with one logit per output: binary and multi-label classification."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Bernoulli(Likelihood):
         check_class_axis(self.class_axis)
 
     def encode(self, y: object, sites: Sites, n: int) -> Tensor:
-        """0/1 targets in the shape of the outputs → (n, T, C)."""
+        """Targets 0 or 1 with the shape of the outputs → (n, T, C)."""
         labels = as_tensor(y, likelihood="Bernoulli")
         expected = (n, *sites.datum_shape)
         one_label_each = tuple(labels.shape) == (n, *sites.site_shape)
@@ -41,14 +41,15 @@ class Bernoulli(Likelihood):
         return sites.split(labels.float())
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        return logsigmoid(_sign(y, f) * f).sum(-1)
+        return logsigmoid(_sign(y, f) * f).sum(-1)  # log σ(f) would be −∞ for large negative f
 
     def residual(self, f: Tensor, y: Tensor) -> Tensor:
-        # y − σ(f) = ±σ(∓f), which keeps its digits when σ(f) is near the label.
+        # y − σ(f) = ±σ(∓f): no cancellation when σ(f) is close to the label.
         sign = _sign(y, f)
         return sign * torch.sigmoid(-sign * f)
 
     def hessian(self, f: Tensor, y: Tensor) -> Tensor:
+        # σ(−f) instead of 1 − σ(f), which is 0 in float32 for f > 17.
         return torch.diag_embed(torch.sigmoid(f) * torch.sigmoid(-f))
 
     def part_curvatures(self, f: Tensor, y: Tensor) -> Sequence[OutputCurvature]:
@@ -62,6 +63,7 @@ class Bernoulli(Likelihood):
         return [((logsigmoid(f) + logsigmoid(-f)) / 2).exp() * random_signs(f, generator)]
 
     def sample(self, f: Tensor, *, generator: torch.Generator) -> Tensor:
+        # torch requires the tensor and the generator to be on the same device.
         return torch.bernoulli(torch.sigmoid(f).to(generator.device), generator=generator).to(f.device)
 
 

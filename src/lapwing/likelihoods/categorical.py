@@ -1,4 +1,4 @@
-"""One label among C classes, softmax of C logits."""
+"""Categorical likelihood: one label among C classes, softmax of C logits."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from lapwing.likelihoods.targets import as_tensor, check_class_axis, first_index
 class Categorical(Likelihood):
     """log p(y | f) = w_y (f_y − logsumexp f),  r = w_y (e_y − p),  Λ = w_y (diag p − p pᵀ),  p = softmax f.
 
-    `weight` holds one non-negative w per class, which multiplies the terms of that class's labels (sums, not
-    weighted means). Terms labelled `ignore_index` count for nothing: log density, residual and curvature are zero.
+    `weight` holds a non-negative w per class that multiplies the terms with that label; unlike in
+    `torch.nn.CrossEntropyLoss` there is no division by Σ w. For terms labelled `ignore_index` the log density, residual
+    and curvature are zero.
     """
 
     weight: Sequence[float] | Tensor | None = None
@@ -71,7 +72,7 @@ class Categorical(Likelihood):
             )
 
     def _axis_advice(self, labels: Tensor, sites: Sites, n: int) -> str:
-        """Labels that fit the outputs with the classes on another axis, as those of segmentation do."""
+        """Suggest another class axis if the labels match the outputs with that one, as in segmentation."""
         for axis in (1, -1):
             other = Sites(sites.datum_shape, axis)
             if other.axis == sites.axis or tuple(labels.shape) != (n, *other.site_shape):
@@ -98,7 +99,7 @@ class Categorical(Likelihood):
         w = self.term_weight(f, y)
         label = torch.where(y == self.ignore_index, 0, y)[..., None]
         log_p = torch.log_softmax(f, -1).gather(-1, label)[..., 0]
-        # `where`, not a product alone: 0 · (−inf) of a masked logit would be NaN.
+        # `where` in addition to the product: 0 · (−inf) of a masked logit would be NaN.
         return torch.where(w > 0, w * log_p, 0.0)
 
     def residual(self, f: Tensor, y: Tensor) -> Tensor:
@@ -111,14 +112,14 @@ class Categorical(Likelihood):
         return self.term_weight(f, y)[..., None, None] * output_hessian
 
     def hessian_root(self, f: Tensor, y: Tensor) -> Tensor:
-        """S = √w_y L with L Lᵀ = diag p − p pᵀ: (..., C, C − 1), one column less than there are classes.
+        """S = √w_y L with L Lᵀ = diag p − p pᵀ: (..., C, C − 1). Λ has rank C − 1, so S needs one column less than C.
 
-        L is the Cholesky factor in closed form. With q_j = Σ_{k>j} p_k the probability left after class j,
-        L_jj = √(p_j q_j / q_{j−1}) and L_ij = −(p_i / q_j) L_jj below; the last column is zero and left out.
+        L is the Cholesky factor in closed form. With the tail sums q_j = Σ_{k>j} p_k,
+        L_jj = √(p_j q_j / q_{j−1}) and L_ij = −(p_i / q_j) L_jj for i > j. The last column is zero and omitted.
         """
         p = torch.softmax(f, -1)
-        left = p.flip(-1).cumsum(-1).flip(-1)  # q_{j−1}, sums of positive terms: no cancellation
-        before, after = left[..., :-1], left[..., 1:]
+        tail = p.flip(-1).cumsum(-1).flip(-1)  # q_{j−1} as sums of positive terms; 1 − cumsum(p) would cancel
+        before, after = tail[..., :-1], tail[..., 1:]
         diagonal = _ratio(p[..., :-1] * after, before).sqrt()
         below = -_ratio(p[..., :, None], after[..., None, :]) * diagonal[..., None, :]
         row, column = (
@@ -129,7 +130,7 @@ class Categorical(Likelihood):
         return self.term_weight(f, y).sqrt()[..., None, None] * L
 
     def hessian_mv(self, f: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        """w_y (p ∘ v − p (p · v)), without the C × C matrix."""
+        """w_y (p ∘ v − p (p · v)) in O(C), without the C × C matrix."""
         p = torch.softmax(f, -1)
         centred = v - (p * v).sum(-1, keepdim=True)
         return self.term_weight(f, y)[..., None] * p * centred
@@ -138,20 +139,20 @@ class Categorical(Likelihood):
         return [Softmax(f, self.term_weight(f, y))]
 
     def sample(self, f: Tensor, *, generator: torch.Generator) -> Tensor:
-        """Labels from the softmax; class weights are the loss's, not the model's, and play no part."""
+        """Labels from the softmax. Class weights belong to the loss, not to the model, and do not enter."""
         p = torch.softmax(f, -1).reshape(-1, f.shape[-1]).to(generator.device)
         labels = torch.multinomial(p, 1, generator=generator)
         return labels.reshape(f.shape[:-1]).to(f.device)
 
     def part_sampled(self, f: Tensor, y: Tensor, *, generator: torch.Generator) -> Sequence[Tensor]:
-        # E[r rᵀ] = w_y (diag p − p pᵀ) takes the weight of the *observed* label, outside the expectation.
+        # E[r rᵀ] = w_y (diag p − p pᵀ) has the weight of the *observed* label y, so it stays outside the expectation.
         drawn = _label_residual(f, self.sample(f.detach(), generator=generator))
         return [self.term_weight(f, y).sqrt()[..., None] * drawn]
 
     def part_sketched(self, f: Tensor, y: Tensor, *, generator: torch.Generator) -> Sequence[Tensor]:
-        """√w_y R z with the root R = diag √p − p √pᵀ of diag p − p pᵀ, in C operations instead of C².
+        """√w_y R z with the root R = diag √p − p √pᵀ of diag p − p pᵀ, in O(C) instead of O(C²).
 
-        (R z)_c = √p_c z_c (1 − p_c) − p_c Σ_{k≠c} √p_k z_k, in which nothing cancels where p_c is near one.
+        (R z)_c = √p_c z_c (1 − p_c) − p_c Σ_{k≠c} √p_k z_k, a form without cancellation when p_c is close to one.
         """
         p = torch.softmax(f, -1)
         root = (torch.log_softmax(f, -1) / 2).exp()  # √p, with a derivative where p has underflown to 0
@@ -159,7 +160,7 @@ class Categorical(Likelihood):
         return [self.term_weight(f, y).sqrt()[..., None] * (u * complement(p) - p * _sum_of_others(p, u))]
 
     def term_weight(self, f: Tensor, y: Tensor) -> Tensor:
-        """w_y, and zero where ignored: (...)."""
+        """w_y, zero for ignored terms: (...)."""
         counted = y != self.ignore_index
         if self.weight is None:
             return counted.to(f.dtype)
@@ -168,9 +169,9 @@ class Categorical(Likelihood):
 
 
 def _label_residual(f: Tensor, y: Tensor) -> Tensor:
-    """e_y − p, its label entry as the sum of the other probabilities: 1 − p_y would cancel to nothing near p_y = 1.
+    """e_y − p: (..., C). The entry of the label is Σ_{k≠y} p_k, as 1 − p_y cancels when p_y is close to one.
 
-    What stands where the label is no class (ignored) has no weight.
+    Values at ignored labels are arbitrary; the caller multiplies them by zero.
     """
     label = torch.where((y >= 0) & (y < f.shape[-1]), y, 0)[..., None]
     others = torch.softmax(f, -1).scatter(-1, label, 0.0)
@@ -178,7 +179,8 @@ def _label_residual(f: Tensor, y: Tensor) -> Tensor:
 
 
 def _sum_of_others(p: Tensor, u: Tensor) -> Tensor:
-    """Σ_{k≠c} u_k for every c; for the most probable class the others are added up without it."""
+    """Σ_{k≠c} u_k for every c."""
+    # Total minus u_c cancels for the most probable class, whose u dominates: sum the others directly there.
     largest = p.argmax(-1, keepdim=True)
     small = u.scatter(-1, largest, 0.0).sum(-1, keepdim=True)
     return (small + u.gather(-1, largest) - u).scatter(-1, largest, small)
@@ -197,5 +199,6 @@ def _checked_weight(weight: Sequence[float] | Tensor) -> tuple[float, ...]:
 
 
 def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    """a / b, and 0 where b has underflown to 0: a is no larger."""
+    """a / b, and 0 where b has underflowed to 0 (then a ≤ b has too)."""
+    # The inner `where` keeps NaN out of the gradient of the branch that is not selected.
     return torch.where(b > 0, a / torch.where(b > 0, b, 1.0), 0.0)

@@ -1,4 +1,4 @@
-"""A self-check of likelihoods by finite differences."""
+"""Check a likelihood's residual, Hessian and root against finite differences of its log density."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class LikelihoodCheck:
-    """Largest errors found, relative to the largest entry of the term (or to one, when that is smaller)."""
+    """Largest errors, relative to the largest entry of the term or to one, whichever is larger."""
 
     n_terms: int
     residual_error: float
     root_error: float
-    hessian_error: float | None  # None: Λ is an estimate or a projection, with no exact value to compare to
+    hessian_error: float | None  # None: Λ is an estimate or a projection, so there is no exact value
 
 
 def check_likelihood(likelihood: Likelihood, f: Tensor, y: object) -> LikelihoodCheck:
-    """Compare r, Λ and S with central differences (h = 1e-5) of log p in float64; raises beyond 1e-6.
+    """Compare r, Λ and S with central differences (h = 1e-5) of log p in float64; raises for errors above 1e-6.
 
-    `f` (n, ...) and `y` are outputs and targets as a model and a data set would give them.
-    r is compared to ∇ log p, S Sᵀ to Λ, and Λ to −∇r, averaged over y for the heteroscedastic Gaussian.
+    `f` (n, ...) and `y` are outputs and targets as a model and a data set give them. Compared are r with ∇ log p,
+    S Sᵀ with Λ, and Λ with −∇r; the latter is averaged over y for the heteroscedastic Gaussian.
     """
     if f.ndim == 0 or len(f) == 0:
         raise InputError(
@@ -55,7 +55,7 @@ def _expected_hessian(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor | 
     if likelihood.canonical:
         return -_differences(partial(likelihood.residual, y=y), f)
     if isinstance(likelihood, HeteroscedasticGaussian):
-        # −∇r is quadratic in y, so its mean over y ~ N(μ, σ²) is its mean over the two points μ ± σ.
+        # −∇r is quadratic in y, so its mean over y ~ N(μ, σ²) equals its mean over the two points μ ± σ.
         mean, variance = likelihood.natural_to_moments(f)
         points = (mean - variance.sqrt(), mean + variance.sqrt())
         low, high = (-_differences(partial(likelihood.residual, y=at), f) for at in points)
@@ -64,7 +64,7 @@ def _expected_hessian(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor | 
 
 
 def _differences(function: Callable[[Tensor], Tensor], f: Tensor) -> Tensor:
-    """∂function/∂f_c by central differences, as a last axis."""
+    """∂function/∂f_c by central differences; c is the last axis of the result."""
     steps = STEP * torch.eye(f.shape[-1], dtype=f.dtype, device=f.device)
     return torch.stack([(function(f + step) - function(f - step)) / (2 * STEP) for step in steps], -1)
 

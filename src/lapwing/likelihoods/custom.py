@@ -1,4 +1,4 @@
-"""A likelihood from a function of the user's own."""
+"""A likelihood defined by a user function log p(y | f)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from lapwing.likelihoods.targets import as_tensor, check_class_axis, first_index
 class CustomLikelihood(Likelihood):
     """log p(y | f) as a differentiable function of one term: f (C,), y one entry of the targets → scalar.
 
-    The function is called by keyword when its parameters are named `f` and `y`, else as `log_prob(f, y)`.
-    r comes from its gradient and Λ from minus its Hessian, by double backward; C² cost per term. Λ is computed in
-    double precision whatever the dtype of f, so `log_prob` has to accept f in float64.
-    `psd` says what happens when Λ has a negative eigenvalue: "raise"; "clip" it to zero; or "fisher", which takes
-    the mean of r rᵀ over `n_fisher` targets drawn by `sample` instead of the Hessian, always.
-    `mean(f)` (expected target) and `sample(f, generator)` work on outputs (..., C), all terms at once.
+    The function is called by keyword if its parameters are named `f` and `y`, otherwise as `log_prob(f, y)`.
+    r is its gradient and Λ minus its Hessian, by double backward at O(C²) cost per term. Λ is always computed in
+    float64, so `log_prob` must accept f in float64.
+    `psd` decides about negative eigenvalues of Λ: "raise" an error; "clip" them to zero; "fisher" replaces the Hessian
+    in all cases by the mean of r rᵀ over `n_fisher` targets drawn by `sample`.
+    `mean(f)` (the expected target) and `sample(f, generator)` take the outputs (..., C) of all terms at once.
     """
 
     term: Callable[..., Tensor]
@@ -52,7 +52,7 @@ class CustomLikelihood(Likelihood):
         values = {"term": log_prob, "mean_function": mean, "sampler": sample, "psd": psd, "n_fisher": n_fisher}
         values |= {"class_axis": class_axis, "canonical": psd == "raise", "by_name": _takes_f_and_y(log_prob)}
         for name, value in values.items():
-            object.__setattr__(self, name, value)
+            object.__setattr__(self, name, value)  # the dataclass is frozen; this is its constructor
 
     # --- targets -------------------------------------------------------------------------------
 
@@ -119,14 +119,14 @@ class CustomLikelihood(Likelihood):
         return value
 
     def _each_term(self, function: Callable[[Tensor, Tensor], Tensor], f: Tensor, y: Tensor) -> Tensor:
-        """vmap over all leading axes of f, which y shares."""
+        """Apply a function of one term to all terms by vmap; y has the leading axes of f."""
         leading, c = f.shape[:-1], f.shape[-1]
-        with torch.inference_mode(False):  # inside it, torch 2.4 takes every derivative to be zero
+        with torch.inference_mode(False):  # in inference mode torch.func returns zero derivatives (seen in torch 2.4)
             terms = vmap(function)(f.reshape(-1, c), y.reshape(-1, *y.shape[len(leading) :]))
         return terms.reshape(*leading, *terms.shape[1:])
 
     def _root(self, f: Tensor, y: Tensor) -> Tensor:
-        """U √max(λ, 0) in double precision: in single, rounding alone makes a confident term's Λ indefinite."""
+        """S = U √max(λ, 0), in float64: in float32, rounding makes Λ of a confident term indefinite."""
         eigenvalues, U = torch.linalg.eigh(self._raw_hessian(f.double(), y.double() if y.is_floating_point() else y))
         if self.psd == "raise":
             _refuse_negative(eigenvalues)
@@ -135,11 +135,15 @@ class CustomLikelihood(Likelihood):
     def _raw_hessian(self, f: Tensor, y: Tensor) -> Tensor:
         if self.psd == "fisher":
             return self._fisher(f)
+        # Reverse over reverse: forward-mode AD lacks derivatives of some functions that users may call.
         output_hessian = -self._each_term(jacrev(grad(self._one)), f, y)
         return (output_hessian + output_hessian.mT) / 2
 
     def _fisher(self, f: Tensor) -> Tensor:
-        """Mean of r rᵀ over drawn targets; a function of f alone, so that Λ and its root agree."""
+        """Monte Carlo Fisher information, the mean of r rᵀ over drawn targets.
+
+        Deterministic given f, so that separate calls for Λ and its root agree.
+        """
         generator = torch.Generator(device=f.device).manual_seed(_seed_from(f))
         total = torch.zeros(*f.shape, f.shape[-1], dtype=f.dtype, device=f.device)
         for _ in range(self.n_fisher):
@@ -149,7 +153,7 @@ class CustomLikelihood(Likelihood):
 
 
 def _refuse_negative(eigenvalues: Tensor) -> None:
-    """Below −1e-8 of the largest is an error; so small that p − p² of a confident term rounds to it is not."""
+    """Raise for an eigenvalue below −1e-8 λ_max, unless it is within the rounding error of a confident term."""
     smallest, largest = eigenvalues[..., 0], eigenvalues.abs().amax(-1)
     rounding = 16 * (eigenvalues.shape[-1] + 3) * torch.finfo(eigenvalues.dtype).eps
     bad = ~(smallest >= -(1e-8 * largest + rounding))
@@ -157,13 +161,14 @@ def _refuse_negative(eigenvalues: Tensor) -> None:
         index = first_index(bad)
         raise NumericalError(
             f"CustomLikelihood: minus the Hessian of log_prob at term {index} has eigenvalue "
-            f"{smallest[index].item():.6g} (largest magnitude {largest[index].item():.6g}), so it is no curvature. "
-            "log_prob is not concave in f there: use psd='clip', or psd='fisher' with a sampler."
+            f"{smallest[index].item():.6g} (largest magnitude {largest[index].item():.6g}), so it is not positive "
+            "semi-definite. log_prob is not concave in f there: use psd='clip', or psd='fisher' with a sampler."
         )
 
 
 def _seed_from(f: Tensor) -> int:
-    """Different batches get different draws: one fixed seed would repeat the same noise in every batch."""
+    """A seed that depends on f: with a fixed seed all batches would share the same noise, and its errors add up."""
+    # The bits of the sum as an integer; manual_seed accepts non-negative numbers.
     return int(f.detach().double().sum().cpu().view(torch.int64)) & (2**62 - 1)
 
 

@@ -1,4 +1,4 @@
-"""Real targets with Gaussian noise, known or to be estimated."""
+"""Gaussian likelihood for regression, with known noise or noise that is estimated."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from lapwing.likelihoods.targets import as_tensor, check_class_axis, in_shape, r
 class Gaussian(Likelihood):
     """log p(y | f) = Σ_c −(y_c − f_c)²/(2 s_c²) − ½ log(2π s_c²),  r = (y − f)/s²,  Λ = diag 1/s².
 
-    `noise_std` is s: one number, one per output, or None for "to be estimated". Resolved, it is a float64 tensor
-    of shape (1,) or (C,), kept differentiable. `per_output` asks the estimate for one s per output.
-    The curvature's parts are H_g = Σ J_gᵀ J_g for the outputs that share noise g, and c_g = 1/s_g²: one pass
-    over the data serves every noise, and the verbs on parts and statistics work before the noise is known.
+    `noise_std` is s: one number, one per output, or None to estimate it. A given value is stored as a float64 tensor
+    of shape (1,) or (C,) and stays differentiable. With `per_output` one s per output is estimated.
+    The curvature has the parts H_g = Σ J_gᵀ J_g over the outputs with noise s_g, and scales c_g = 1/s_g². So one pass
+    over the data serves every noise level, and methods for parts and statistics work before the noise is known.
     """
 
     noise_std: Tensor | Sequence[float] | float | None = None
     per_output: bool = False
     class_axis: int = -1
-    estimated: bool = field(default=False, kw_only=True)  # the evidence may change it; survives `with_noise_std`
+    estimated: bool = field(default=False, kw_only=True)  # whether tuning may change it; kept by `with_noise_std`
 
     def __post_init__(self) -> None:
         check_class_axis(self.class_axis)
@@ -39,11 +39,11 @@ class Gaussian(Likelihood):
             object.__setattr__(self, "per_output", self.per_output or len(noise_std) > 1)
 
     def with_noise_std(self, noise_std: Tensor | Sequence[float] | float) -> Gaussian:
-        """The same likelihood at this noise; whether it counts as estimated does not change."""
+        """A copy with this noise; `estimated` does not change."""
         return replace(self, noise_std=noise_std)
 
     def resolved(self) -> Tensor:
-        """`noise_std` as a tensor (1,) or (C,), or an error in words when it is still to be estimated."""
+        """`noise_std` as a tensor (1,) or (C,); raises an InputError if it has not been estimated yet."""
         if not isinstance(self.noise_std, Tensor):
             raise InputError(
                 "Gaussian needs a noise_std here, but it is None: still to be estimated from the data. "
@@ -54,11 +54,12 @@ class Gaussian(Likelihood):
     # --- targets -------------------------------------------------------------------------------
 
     def encode(self, y: object, sites: Sites, n: int) -> Tensor:
-        """Finite targets in the shape of the outputs → (n, T, C)."""
+        """Finite targets with the shape of the outputs → (n, T, C)."""
         self._check_count(sites.c)
         targets = as_tensor(y, likelihood="Gaussian")
         targets = in_shape(targets, (n, *sites.datum_shape), likelihood="Gaussian", meaning="one target per output")
         require_finite(targets, likelihood="Gaussian")
+        # Keep float64 targets: squared errors are summed in float64 even if the network is float32.
         return sites.split(targets if targets.is_floating_point() else targets.double())
 
     def _check_count(self, c: int) -> None:
@@ -98,7 +99,7 @@ class Gaussian(Likelihood):
         return self.resolved().square().reciprocal()
 
     def part_roots(self, f: Tensor, y: Tensor) -> Sequence[Tensor]:
-        """Shared noise: the identity. Per output: e_g as one column each."""
+        """Shared noise: S = I (..., C, C). Noise per output: S_g = e_g, one column each."""
         eye = torch.eye(f.shape[-1], dtype=f.dtype, device=f.device).expand(*f.shape, f.shape[-1])
         return [eye[..., g : g + 1] for g in range(f.shape[-1])] if self.per_output else [eye]
 
@@ -118,11 +119,11 @@ class Gaussian(Likelihood):
         return self._by_part(y.to(f.dtype) - f)
 
     def _by_part(self, v: Tensor) -> Sequence[Tensor]:
-        """v itself when the noise is shared, v_g e_g for each output otherwise."""
+        """[v] for shared noise, [v_1 e_1, …, v_C e_C] for noise per output."""
         return list(torch.diag_embed(v).unbind(-1)) if self.per_output else [v]
 
     def statistics(self, f: Tensor, y: Tensor) -> Tensor:
-        """(sse_1 … sse_G, n_1 … n_G): squared errors and counts of targets by noise group, float64."""
+        """(sse_1 … sse_G, n_1 … n_G): sums of squared errors and numbers of targets per noise group, float64."""
         squares = (y.double() - f.double()).square().reshape(-1, f.shape[-1])
         sse = squares.sum(0) if self.per_output else squares.sum().reshape(1)
         return torch.cat([sse, torch.full_like(sse, squares.numel() / len(sse))])
@@ -139,7 +140,7 @@ class Gaussian(Likelihood):
         return (-0.5 * sse / s.square() - n * s.log() - 0.5 * n * log(2 * pi)).sum()
 
     def estimate(self, statistics: Tensor) -> Gaussian:
-        """Resolved at the maximum-likelihood noise, s_g² = sse_g/n_g."""
+        """A copy with the maximum-likelihood noise, s_g² = sse_g/n_g."""
         sse, n = statistics.chunk(2)
         noise_std = (sse / n).sqrt()
         if not bool((torch.isfinite(noise_std) & (noise_std > 0)).all()):
@@ -157,7 +158,7 @@ def _standard_normal(f: Tensor, generator: torch.Generator) -> Tensor:
 
 def _checked_noise(noise_std: Tensor | Sequence[float] | float) -> Tensor:
     try:
-        values = torch.as_tensor(noise_std, dtype=torch.float64)  # stays in the graph of a tensor that requires grad
+        values = torch.as_tensor(noise_std, dtype=torch.float64)  # differentiable, if noise_std requires grad
     except (TypeError, ValueError, RuntimeError):
         raise InputTypeError(
             f"Gaussian needs noise_std to be one number, one per output or None, but {type(noise_std).__name__} "

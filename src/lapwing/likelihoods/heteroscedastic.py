@@ -1,4 +1,4 @@
-"""Gaussian whose mean and variance are both given by the network, through its natural parameters."""
+"""Heteroscedastic Gaussian likelihood: the network outputs the natural parameters of mean and variance."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class HeteroscedasticGaussian(Likelihood):
 
     log p(y | f) = η₁ y + η₂ y² + η₁²/(4η₂) + ½ log(−2η₂) − ½ log 2π
 
-    Λ is the Fisher information D Λ_η D with D = diag(1, dη₂/df₂) and Λ_η = Cov(y, y²): positive definite and
-    independent of y, unlike the Hessian in f, which may be indefinite. With precision h = 1/σ² and ρ = h′/h,
+    Λ is the Fisher information D Λ_η D with D = diag(1, dη₂/df₂) and Λ_η = Cov(y, y²). It is positive definite and
+    independent of y, whereas the Hessian in f may be indefinite. With the precision h = 1/σ² and ρ = h′/h,
 
     Λ = [[σ², −ρμ], [−ρμ, ρ²(f₁²σ² + ½)]].
     """
@@ -91,8 +91,9 @@ class HeteroscedasticGaussian(Likelihood):
         """log h(f₂)."""
         if self.link == "exp":
             return f2
-        # log softplus(x) = x − eˣ/2 + O(e²ˣ) below −20, where softplus itself would underflow; torch's own
-        # softplus turns linear above 20, which costs digits in double precision: −logsigmoid(−x) does not.
+        # For x < −20, log softplus(x) = x − eˣ/2 + O(e²ˣ): softplus itself would underflow to 0 for large negative x.
+        # −logsigmoid(−x) instead of F.softplus(x), which is linear above 20 and so loses digits in float64.
+        # The inner `where` keeps NaN out of the gradient of the branch that is not selected.
         small = f2 < -20
         log_softplus = (-logsigmoid(-torch.where(small, 0.0, f2))).log()
         return torch.where(small, f2 - 0.5 * torch.where(small, f2, 0.0).exp(), log_softplus)

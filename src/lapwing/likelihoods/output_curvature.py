@@ -1,7 +1,7 @@
-"""Λ of many likelihood terms, in the form a layer whose output is the network's can sum: no column is written out.
+"""Λ of many likelihood terms in structured form, for the curvature of the output layer with many classes.
 
-A term's Λ (C, C) is a diagonal with ± v vᵀ off it. Sums over terms need the diagonals and the rows v alone, and what a
-term contributes along given directions needs two products; S itself, C columns for every term, is never formed.
+Off the diagonal, a term's Λ (C, C) is ± Σ v vᵀ with few vectors v. Sums over terms need only the diagonals and the
+vectors v; quadratic forms uᵀ Λ u need two products. The root S, with up to C columns per term, is not formed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class OutputCurvature(ABC):
-    """Λ of terms with any leading axes: off the diagonal it is `sign` · Σ v vᵀ over the term's rows v."""
+    """Λ (..., C, C) of terms with any leading axes. Off the diagonal Λ = `sign` · Σ v vᵀ over the term's vectors v."""
 
     sign: float
 
@@ -25,7 +25,7 @@ class OutputCurvature(ABC):
 
     @abstractmethod
     def rows(self) -> Tensor:
-        """The rows v of all terms: (m, C)."""
+        """The vectors v of all terms as rows: (m, C)."""
 
     @abstractmethod
     def along(self, U: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ class OutputCurvature(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Columns(OutputCurvature):
-    """Λ = S Sᵀ by its columns, S (..., C, K)."""
+    """Λ = S Sᵀ from its root S (..., C, K)."""
 
     S: Tensor
     sign = 1.0
@@ -51,7 +51,7 @@ class Columns(OutputCurvature):
 
 @dataclass(frozen=True, eq=False)
 class Independent(OutputCurvature):
-    """Λ = diag d: outputs that do not meet in the likelihood."""
+    """Λ = diag d, for outputs that are independent in the likelihood."""
 
     d: Tensor
     sign = 1.0
@@ -85,14 +85,14 @@ class Softmax(OutputCurvature):
         return (self.w.sqrt()[..., None] * self.p).reshape(-1, self.p.shape[-1])
 
     def along(self, U: Tensor) -> Tensor:
-        # The variance of u under p, E[u²] − (E u)²: in double precision, a confident term leaves little of it.
+        # uᵀ Λ u = Var_p[u] = E[u²] − (E u)², in float64: for a confident prediction the difference nearly cancels.
         p, U = torch.softmax(self.f.double(), -1), U.double()
         variances = p @ U.square() - (p @ U).square()
         return self.w[..., None] * variances.clamp(min=0)
 
 
 def complement(p: Tensor) -> Tensor:
-    """1 − p without cancellation: an entry near one, and a row has at most one, leaves the sum of the others."""
+    """1 − p without cancellation: for an entry above ½, at most one per row, it is the sum of the other entries."""
     rest = 1 - p
     if p.max() > 0.5:
         largest = p.argmax(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Counts with a log rate per output, and optionally an exposure."""
+"""Poisson likelihood for counts: the outputs are log rates, with an optional exposure."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from lapwing.likelihoods.targets import (
 class Poisson(Likelihood):
     """log p(y | f) = Σ_c y_c g_c − e^{g_c} − log y_c!,  g = f + log exposure,  r = y − e^g,  Λ = diag e^g.
 
-    f is the log rate per unit of exposure. Targets are counts, observed at the constant `exposure`, or a pair
-    (counts, exposures) of equal shapes. Encoded targets (..., C, 2) hold the counts and the log exposures.
+    f is the log rate per unit of exposure. Targets are counts with the constant `exposure`, or a pair
+    (counts, exposures) of equal shapes. Encoded targets (..., C, 2) hold counts and log exposures.
     """
 
     exposure: float = 1.0
@@ -41,7 +41,7 @@ class Poisson(Likelihood):
             )
 
     def encode(self, y: object, sites: Sites, n: int) -> Tensor:
-        """Counts, or (counts, exposures), in the shape of the outputs → (n, T, C, 2)."""
+        """Counts, or (counts, exposures), with the shape of the outputs → (n, T, C, 2)."""
         if _is_pair(y):
             counts = self._counts(y[0], sites, n)  # type: ignore[index]
             log_exposure = self._exposures(y[1], sites, n).log()  # type: ignore[index]
@@ -79,7 +79,7 @@ class Poisson(Likelihood):
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
         counts, g = _counts_and_log_rate(f, y)
-        return (counts * g - g.exp() - torch.lgamma(counts + 1)).sum(-1)
+        return (counts * g - g.exp() - torch.lgamma(counts + 1)).sum(-1)  # log y! = lgamma(y + 1)
 
     def residual(self, f: Tensor, y: Tensor) -> Tensor:
         counts, g = _counts_and_log_rate(f, y)
@@ -92,22 +92,23 @@ class Poisson(Likelihood):
         return [Independent(_counts_and_log_rate(f, y)[1].exp())]
 
     def hessian_root(self, f: Tensor, y: Tensor) -> Tensor:
+        # √(e^g) as e^{g/2}: it neither overflows nor underflows where e^g does.
         return torch.diag_embed((_counts_and_log_rate(f, y)[1] / 2).exp())
 
     def part_sketched(self, f: Tensor, y: Tensor, *, generator: torch.Generator) -> Sequence[Tensor]:
         return [(_counts_and_log_rate(f, y)[1] / 2).exp() * random_signs(f, generator)]
 
     def sample(self, f: Tensor, *, generator: torch.Generator) -> Tensor:
-        """Counts at the constant exposure, encoded: (..., C, 2)."""
+        """Encoded counts at the constant exposure: (..., C, 2)."""
         return _draw(f, torch.full_like(f, log(self.exposure)), generator)
 
     def part_sampled(self, f: Tensor, y: Tensor, *, generator: torch.Generator) -> Sequence[Tensor]:
-        # The datum's own exposure, not the constant one: E[r rᵀ] has to be its Λ.
+        # Draw with the exposure of the datum, not the constant one: otherwise E[r rᵀ] ≠ Λ.
         return [self.residual(f, _draw(f.detach(), y[..., 1].to(f.dtype), generator))]
 
 
 def _is_pair(y: object) -> bool:
-    """A tuple of two is (counts, exposures); so is the list that collating such tuples gives."""
+    """Whether y is (counts, exposures): a tuple of two, or the list of two that torch collates from such tuples."""
     if isinstance(y, tuple):
         return len(y) == 2
     return isinstance(y, list) and len(y) == 2 and all(isinstance(part, Tensor) and part.ndim > 0 for part in y)

@@ -1,4 +1,4 @@
-"""Checks that every likelihood makes on the user's targets. Nothing is ever broadcast."""
+"""Validation of targets shared by all likelihoods. Targets are never broadcast."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from lapwing.errors import InputError, InputTypeError, ShapeError
 
 
 def as_tensor(y: object, *, likelihood: str) -> Tensor:
-    """The targets as a real tensor; tensors, arrays and nested lists of numbers are understood."""
+    """Convert a tensor, an array or nested lists of numbers to a real tensor."""
     try:
-        # Lists go through NumPy, which reads their numbers in double precision.
-        tensor = y if isinstance(y, Tensor) else torch.as_tensor(np.asarray(y))
+        # Lists go through NumPy, which reads Python floats as float64; torch would read them as float32.
+        # np.array copies: columns of tables may be read-only, of which torch warns.
+        tensor = y if isinstance(y, Tensor) else torch.as_tensor(np.array(y))
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputTypeError(
             f"{likelihood} needs targets that are a tensor, an array or nested lists of numbers, "
@@ -23,11 +24,11 @@ def as_tensor(y: object, *, likelihood: str) -> Tensor:
         raise InputTypeError(
             f"{likelihood} needs real targets, but {tensor.dtype} came. Pass y.real, or model both parts."
         )
-    return tensor.clone() if tensor.is_inference() else tensor  # autograd refuses tensors of inference mode
+    return tensor.clone() if tensor.is_inference() else tensor  # autograd cannot save inference tensors
 
 
 def in_shape(y: Tensor, expected: tuple[int, ...], *, likelihood: str, meaning: str, advice: str = "") -> Tensor:
-    """`y` in the expected shape. (n,) and (n, 1) stand for each other; no other shape is changed."""
+    """`y` with the expected shape. (n,) and (n, 1) are converted into each other; any other difference is an error."""
     shape = tuple(y.shape)
     if shape == expected:
         return y
@@ -50,7 +51,7 @@ def require_finite(y: Tensor, *, likelihood: str) -> None:
 
 
 def first_index(bad: Tensor) -> tuple[int, ...]:
-    """Where the first True of a mask is."""
+    """Index of the first True of a mask."""
     return tuple(bad.nonzero()[0].tolist())
 
 

@@ -5,12 +5,12 @@ from lapwing.linalg.eigen import Eigenpairs, leading_eigenpairs
 from lapwing.linalg.estimated import Estimated
 from lapwing.linalg.finite import all_finite
 from lapwing.linalg.gram import (
-    SINGLE_SIDE,
+    FLOAT32_SIDE,
     GramSum,
-    Products,
+    ProductSum,
     add_converted_,
     aligned_product,
-    single_or_better,
+    at_least_float32,
     stored_dtype,
 )
 from lapwing.linalg.joined import joined
@@ -29,7 +29,7 @@ from lapwing.linalg.trace import hutch_plus_plus, hutchinson, signs, trace, xtra
 
 __all__ = [
     "CG",
-    "SINGLE_SIDE",
+    "FLOAT32_SIDE",
     "Applied",
     "Eigenpairs",
     "Estimated",
@@ -38,7 +38,7 @@ __all__ = [
     "PartialCholesky",
     "Probes",
     "Product",
-    "Products",
+    "ProductSum",
     "Rademacher",
     "Solution",
     "UnitVectors",
@@ -47,6 +47,7 @@ __all__ = [
     "aligned_product",
     "all_finite",
     "apply_function",
+    "at_least_float32",
     "conjugate_gradients",
     "hutch_plus_plus",
     "hutchinson",
@@ -61,7 +62,6 @@ __all__ = [
     "safe_sqrt",
     "semidefinite_eigenvalues",
     "signs",
-    "single_or_better",
     "stored_dtype",
     "symmetric_root",
     "trace",

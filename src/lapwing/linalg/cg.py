@@ -1,8 +1,8 @@
-"""Preconditioned conjugate gradients for several right-hand sides at once.
+"""Preconditioned conjugate gradients for several right-hand sides at once (Hestenes and Stiefel, 1952).
 
-Vectors are rows. One product with the matrix serves all of them, each with step sizes of its own; those that have
-converged are left alone. Hestenes and Stiefel (1952); stops on the residual in the preconditioner's norm, which is
-close to the energy norm of the error when the preconditioner is close to the matrix.
+Right-hand sides are rows (m, p). One product with the matrix serves all of them, but each has its own step sizes, and
+those that have converged take no further part. The stopping criterion is the residual norm √(rᵀM⁻¹r); it is close to
+the energy norm of the error, √(eᵀAe), when the preconditioner M is close to A.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ from lapwing.errors import InputError, InputTypeError, NumericalError, warn
 
 Product = Callable[[Tensor], Tensor]  # (m, p) → (m, p), linear
 
-_REPLACED_EVERY = 50  # iterations after which the residual is computed anew: its recurrence drifts
-_PATIENCE = 200  # iterations without progress after which rounding is taken to have won
+_REPLACED_EVERY = 50  # iterations between residuals r = b − A x computed directly: the recurrence accumulates rounding
+_PATIENCE = 200  # iterations without progress after which the rounding error of the products is taken to dominate
 
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """x ≈ A⁻¹ b, and how good it is."""
+    """Solution x ≈ A⁻¹ b with convergence information."""
 
     x: Float[Tensor, "m p"]
     residuals: Float[Tensor, " m"]  # √(rᵀM⁻¹r / bᵀM⁻¹b)
     iterations: int
     converged: bool
-    indefinite: bool  # a direction with pᵀAp ≤ 0 was met: A is not positive definite
+    indefinite: bool  # a search direction with pᵀAp ≤ 0 was found: A is not positive definite
     history: tuple[float, ...]  # the largest residual after each iteration
-    steps: Float[Tensor, "k m"]  # α; zero once a vector has converged
-    turns: Float[Tensor, "k m"]  # β
+    alphas: Float[Tensor, "k m"]  # step lengths α; zero once a right-hand side has converged
+    betas: Float[Tensor, "k m"]  # β of the search directions, p ← z + β p
 
     def tridiagonal(self, i: int) -> tuple[Float[Tensor, " j"], Float[Tensor, " _"]]:
-        """Diagonal and off-diagonal of the Lanczos matrix of M^-½ A M^-½ for right-hand side i.
+        """Diagonal and off-diagonal of the Lanczos matrix T of M^-½ A M^-½ for right-hand side i.
 
         T_jj = 1/α_j + β_{j−1}/α_{j−1},  T_{j,j+1} = √β_j / α_j.  Golub and Van Loan, section 10.2.
+        So a solve also gives the Lanczos quadrature of log det without further products.
         """
-        alpha = self.steps[:, i][self.steps[:, i] > 0]
-        beta = self.turns[: len(alpha), i]
+        alpha = self.alphas[:, i][self.alphas[:, i] > 0]
+        beta = self.betas[: len(alpha), i]
         diagonal = 1 / alpha
         diagonal[1:] = diagonal[1:] + beta[:-1] / alpha[:-1]
         return diagonal, beta[:-1].sqrt() / alpha[:-1]
@@ -54,17 +55,17 @@ def conjugate_gradients(
     rtol: float = 1e-6,
     max_iterations: int = 1000,
 ) -> Solution:
-    """Solve A x = b for positive definite A; `precondition` is v → M⁻¹v for a positive definite M near A."""
+    """Solve A x = b for positive definite A; `precondition` is v → M⁻¹v, with M positive definite and close to A."""
     state = _State(mv, precondition, b)
     worst: list[float] = []
     steps: list[Tensor] = []
-    turns: list[Tensor] = []
+    betas: list[Tensor] = []
     while bool((active := state.residuals > rtol).any()) and len(worst) < max_iterations and not _stalled(worst):
         alpha, beta = state.advance(active, anew=len(worst) % _REPLACED_EVERY == _REPLACED_EVERY - 1)
         if state.indefinite:
             break
         steps.append(alpha)
-        turns.append(beta)
+        betas.append(beta)
         worst.append(float(state.residuals.max()))
     empty = b.new_zeros(0, len(b))
     return Solution(
@@ -75,12 +76,12 @@ def conjugate_gradients(
         state.indefinite,
         tuple(worst),
         torch.stack(steps) if steps else empty,
-        torch.stack(turns) if turns else empty,
+        torch.stack(betas) if betas else empty,
     )
 
 
 class _State:
-    """Where the iteration stands."""
+    """Iterates x, residuals r, z = M⁻¹r and search directions p, one row per right-hand side."""
 
     def __init__(self, mv: Product, precondition: Product, b: Float[Tensor, "m p"]) -> None:
         self.mv, self.precondition, self.b = mv, precondition, b
@@ -95,13 +96,16 @@ class _State:
         return ratio.sqrt()
 
     def advance(self, active: Tensor, *, anew: bool) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
-        """One step of the active vectors; α and β, zero for the others."""
+        """One iteration of the active right-hand sides; α and β, zero for the others.
+
+        `anew` computes the residual from its definition instead of the recurrence.
+        """
         p = self.p[active]
         Ap = self.mv(p)
         curvature = _dots(p, Ap)
-        if not bool((curvature > 0).all()):  # NaN included
+        if not bool((curvature > 0).all()):  # `not all >` is also true for NaN
             self.indefinite = True
-            return curvature, curvature
+            return curvature, curvature  # not used: the caller stops
         alpha = self.rz[active] / curvature
         self.x[active] += alpha[:, None] * p
         r = self.b[active] - self.mv(self.x[active]) if anew else self.r[active] - alpha[:, None] * Ap
@@ -110,27 +114,28 @@ class _State:
         beta = (rz / self.rz[active]).clamp(min=0)
         self.r[active], self.z[active], self.rz[active] = r, z, rz
         self.p[active] = z + beta[:, None] * p
-        return _spread(alpha, active), _spread(beta, active)
+        return _scattered(alpha, active), _scattered(beta, active)
 
 
 def _dots(a: Float[Tensor, "m p"], b: Float[Tensor, "m p"]) -> Float[Tensor, " m"]:
     return torch.einsum("mp,mp->m", a, b)
 
 
-def _spread(values: Tensor, where: Tensor) -> Tensor:
+def _scattered(values: Tensor, where: Tensor) -> Tensor:
+    """Values at the True entries of a mask, zero elsewhere."""
     whole = values.new_zeros(len(where))
     whole[where] = values
     return whole
 
 
 def _stalled(worst: list[float]) -> bool:
-    """No better by half than it was long ago."""
+    """Whether the best residual has not halved within the last `_PATIENCE` iterations."""
     return len(worst) > _PATIENCE and min(worst[-_PATIENCE:]) > 0.5 * min(worst[:-_PATIENCE])
 
 
 @dataclass(frozen=True)
 class CG:
-    """Conjugate gradients to a relative residual `rtol`, in at most `max_iterations` products."""
+    """Conjugate gradients until the relative residual is below `rtol`, with at most `max_iterations` iterations."""
 
     rtol: float = 1e-6
     max_iterations: int = 1000
@@ -144,7 +149,7 @@ class CG:
             raise InputError(f"CG: max_iterations must be at least 1, got {self.max_iterations}.")
 
     def __call__(self, mv: Product, b: Float[Tensor, "m p"], precondition: Product) -> Solution:
-        """Refuses a matrix that is not positive definite, and says when the tolerance was not reached."""
+        """Solve; raise a NumericalError if the matrix is not positive definite, warn if `rtol` was not reached."""
         found = conjugate_gradients(
             mv, b, precondition=precondition, rtol=self.rtol, max_iterations=self.max_iterations
         )

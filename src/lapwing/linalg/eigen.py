@@ -1,8 +1,8 @@
-"""Leading eigenpairs of a positive semi-definite matrix from products with it: a randomised block Krylov method.
+"""Leading eigenpairs of a positive semi-definite matrix from products H v: a randomised block Krylov method.
 
-A random block is multiplied by the matrix; the best approximations within all blocks so far are found by
-Rayleigh–Ritz, and what they leave over, H x − θ x, is the next block. Pairs that have converged are not multiplied any
-more. When the blocks take too much memory they are pressed into the best approximations (a thick restart).
+The space starts from a random block. Each round computes Ritz pairs (θ, x) by the Rayleigh–Ritz procedure and extends
+the space by the residuals H x − θ x of pairs that have not converged. When the space exceeds its memory limit, it is
+replaced by the current Ritz vectors (thick restart).
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ import torch
 from lapwing._types import Float, Tensor
 from lapwing.linalg.cg import Product
 
-_DEPENDENT = 1e-10  # of a vector's length: what is left of it then lies in the others' span
+_DEPENDENT = 1e-10  # relative length after projection below which a vector is linearly dependent on the others
 
 
 @dataclass(frozen=True, eq=False)
 class Eigenpairs:
-    """θ in descending order with orthonormal x, and ‖H x − θ x‖ of each: an eigenvalue lies that close to θ."""
+    """Ritz values θ in descending order with orthonormal vectors x, and residuals ‖H x − θ x‖.
+
+    H has an eigenvalue within the residual of θ.
+    """
 
     values: Float[Tensor, " r"]
     vectors: Float[Tensor, "r p"]
@@ -37,11 +40,11 @@ def leading_eigenpairs(
     rounding: float = 1e-14,
     max_rounds: int = 50,
 ) -> Eigenpairs:
-    """The `rank` largest eigenvalues, from a random start of a few vectors more.
+    """The `rank` largest eigenvalues with eigenvectors; `start` (b, p) is random, with b a little larger than `rank`.
 
-    Stops when every residual is below rtol · θ, or below the rounding of the products, a fraction of θ₁. Fewer pairs
-    come back when the matrix has a smaller rank (one at least): the other eigenvalues are zero. At most three times as
-    many vectors as in `start` are kept at a time, with their products.
+    Stops when every residual is below rtol · θ or below the rounding error of the products, `rounding` · θ₁. If the
+    matrix has a smaller rank, only the nonzero pairs are returned, at least one. Memory: at most 3 b vectors and their
+    products.
     """
     rank, b = min(rank, start.shape[1]), len(start)
     V = _orthonormal(start, start.new_zeros(0, start.shape[1]))
@@ -51,34 +54,34 @@ def leading_eigenpairs(
         theta, X, HX = _ritz(V, W, b)
         residual = HX[:rank] - theta[:rank, None] * X[:rank]
         errors, size = residual.norm(dim=1), float(theta[0].clamp(min=0))
-        open_ = errors > (rtol * theta[:rank]).clamp(min=rounding * size)
-        if not bool(open_.any()) or rounds == max_rounds:
+        unconverged = errors > (rtol * theta[:rank]).clamp(min=rounding * size)
+        if not bool(unconverged.any()) or rounds == max_rounds:
             break
-        if len(V) + int(open_.sum()) > 3 * b:
+        if len(V) + int(unconverged.sum()) > 3 * b:
             V, W = X, HX
-        new = _orthonormal(residual[open_], V)
+        new = _orthonormal(residual[unconverged], V)
         if not len(new):
             break
         V, W = torch.cat([V, new]), torch.cat([W, mv(new)])
         products, rounds = products + len(new), rounds + 1
     kept = theta[:rank] > rounding * size
-    kept[0] = True
-    return Eigenpairs(theta[:rank][kept], X[:rank][kept], errors[kept], products, not bool(open_.any()))
+    kept[0] = True  # callers rely on at least one pair, also for H = 0
+    return Eigenpairs(theta[:rank][kept], X[:rank][kept], errors[kept], products, not bool(unconverged.any()))
 
 
 def _ritz(V: Float[Tensor, "k p"], W: Float[Tensor, "k p"], n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The n largest Ritz values in descending order, their vectors x, and H x; W = H V."""
+    """The n largest Ritz values θ of H on the span of V, descending, their vectors x, and H x, given W = H V."""
     T = V @ W.T
-    theta, Y = torch.linalg.eigh(0.5 * (T + T.T))
+    theta, Y = torch.linalg.eigh(0.5 * (T + T.T))  # symmetric up to rounding; eigh reads one triangle only
     Y = Y.flip(1)[:, :n]
     return theta.flip(0)[:n], Y.T @ V, Y.T @ W
 
 
 def _orthonormal(new: Float[Tensor, "b p"], V: Float[Tensor, "k p"]) -> Float[Tensor, "_ p"]:
-    """An orthonormal basis of what the new vectors have outside the span of V, itself orthonormal."""
+    """An orthonormal basis of the new vectors after projection onto the complement of V, whose rows are orthonormal."""
     scale = new.norm(dim=1, keepdim=True)
     new = (new / scale.clamp(min=1e-300))[scale[:, 0] > 0]
-    for _ in range(2):
+    for _ in range(2):  # a second Gram–Schmidt pass removes what rounding left in the span of V
         new = new - (new @ V.T) @ V
     Q, R = torch.linalg.qr(new.T)
     Q = Q.T[R.diagonal().abs() > _DEPENDENT]

@@ -1,4 +1,4 @@
-"""A number known up to a statistical error."""
+"""A Monte Carlo estimate with its standard error and confidence interval."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lapwing._types import Float, Tensor
 
 @dataclass(frozen=True)
 class Estimated:
-    """The mean of n independent, unbiased values, its standard error, and an interval that holds it."""
+    """The mean of n independent, unbiased values and its standard error."""
 
     value: float
     std_error: float
@@ -20,19 +20,22 @@ class Estimated:
 
     @classmethod
     def of(cls, values: Float[Tensor, " n"], exact: float = 0.0) -> Estimated:
-        """`exact` is added to the mean: the part that is known."""
+        """Mean and standard error of `values`. `exact`, a part known without error, is added to the mean."""
         n = len(values)
         spread = float(values.std()) if n > 1 else float("inf")
         return cls(exact + float(values.mean()), spread / sqrt(n), n)
 
     def interval(self, level: float = 0.99) -> tuple[float, float]:
-        """Student's interval, for values that are close to normal."""
+        """Confidence interval of Student's t distribution, for values that are approximately normal."""
         half = student_quantile(0.5 + level / 2, self.n - 1) * self.std_error
         return self.value - half, self.value + half
 
 
 def student_quantile(q: float, freedom: int) -> float:
-    """The q-quantile of Student's t, by four terms around the normal quantile (Abramowitz and Stegun, 26.7.5)."""
+    """The q-quantile of Student's t distribution: four correction terms to the normal quantile x.
+
+    t_q ≈ x + Σ_k g_k(x) / ν^k with ν degrees of freedom (Abramowitz and Stegun, 26.7.5).
+    """
     if freedom < 1:
         return float("inf")
     x = float(torch.special.ndtri(torch.tensor(q, dtype=torch.float64)))

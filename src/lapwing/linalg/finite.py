@@ -1,4 +1,4 @@
-"""Whether all entries of a tensor are finite, in one pass over it."""
+"""A fast test for NaN and infinite entries."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from lapwing._types import Tensor
 
 
 def all_finite(x: Tensor) -> bool:
-    """A sum of finite numbers is finite unless it overflows, and any NaN or infinity makes it neither.
+    """Whether all entries are finite.
 
-    So the entries are looked at one by one only when the sum says so: `torch.isfinite` takes twenty times as long.
+    Sums first: NaN and infinity propagate into the sum, and `torch.isfinite` takes twenty times as long. A sum of
+    finite numbers can still overflow, so entries are checked one by one when the sum is not finite.
     """
     return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())

@@ -1,4 +1,4 @@
-"""Results that come in pieces, as one."""
+"""Concatenation of results that are computed in pieces."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from lapwing._types import Float, Tensor
 
 
 def joined(pieces: Iterable[Float[Tensor, _ * rest]]) -> Float[Tensor, n * rest]:
-    """The pieces one below the other; a single one is not copied."""
+    """`torch.cat` along the first axis; a single piece is returned without a copy."""
     first, *others = pieces
     return torch.cat([first, *others]) if others else first

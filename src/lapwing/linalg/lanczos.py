@@ -1,9 +1,10 @@
-"""Lanczos with full reorthogonalisation: functions of a symmetric matrix applied to vectors, and quadrature.
+"""Lanczos iteration with full reorthogonalisation: matrix functions f(A) b and Gauss quadrature of bᵀ f(A) b.
 
     A Vᵀ ≈ Vᵀ T,   f(A) b ≈ ‖b‖ Vᵀ f(T) e₁,   bᵀ f(A) b ≈ ‖b‖² e₁ᵀ f(T) e₁.
 
-Every new vector is made orthogonal to all before it, twice, so that eigenvalues do not come back as copies. The basis
-is kept: k vectors for every start. Golub and Meurant (2010) for the quadrature.
+Every new vector is orthogonalised against all previous ones twice. Without this, rounding produces spurious copies of
+converged eigenvalues. The basis is stored: k vectors of length p for every right-hand side. The quadrature follows
+Golub and Meurant (2010).
 """
 
 from __future__ import annotations
@@ -17,30 +18,32 @@ from lapwing._types import Float, Tensor
 from lapwing.linalg.cg import Product
 from lapwing.linalg.estimated import Estimated
 
-Function = Callable[[Tensor], Tensor]  # of eigenvalues, elementwise
+Function = Callable[[Tensor], Tensor]  # f, applied to eigenvalues elementwise
 
-_EXHAUSTED = 1e-13  # of the size of T: what is left of a vector then is rounding
+_EXHAUSTED = 1e-13  # relative to T: a remaining vector shorter than this is rounding error
 
 
 class Krylov:
-    """The Krylov spaces of m starts b, one step longer at every `extend`."""
+    """Krylov spaces of m start vectors b (m, p); `extend` adds one dimension to each."""
 
     def __init__(self, mv: Product, b: Float[Tensor, "m p"]) -> None:
         self.mv = mv
         self.norms = b.norm(dim=1)
         self.basis = (b / torch.where(self.norms > 0, self.norms, 1.0)[:, None])[None]  # (k, m, p)
-        self.diagonal = b.new_zeros(0, len(b))
-        self.off = b.new_zeros(0, len(b))
+        self.diagonal = b.new_zeros(0, len(b))  # α of the tridiagonal T, (k, m)
+        self.off = b.new_zeros(0, len(b))  # β, the off-diagonal, (k, m)
 
     def extend(self) -> None:
-        """One product with the matrix."""
+        """One Lanczos step; one product with the matrix."""
         v = self.basis[-1]
         w = self.mv(v)
         alpha = torch.einsum("mp,mp->m", v, w)
-        for _ in range(2):
+        for _ in range(2):  # twice is enough: once leaves errors where w is small after the projection
             w = w - torch.einsum("kmp,km->mp", self.basis, torch.einsum("kmp,mp->km", self.basis, w))
         beta = w.norm(dim=1)
-        if len(self.diagonal):  # a space that came to its end goes on with what has no weight, and no log of zero
+        if len(self.diagonal):
+            # An exhausted space gets decoupled entries: their quadrature weight is zero, and repeating an existing
+            # diagonal entry avoids a log of zero.
             ended = self.off[-1] == 0
             alpha = torch.where(ended, self.diagonal[0], alpha)
         self.diagonal = torch.cat([self.diagonal, alpha[None]])
@@ -51,16 +54,16 @@ class Krylov:
 
     @property
     def exhausted(self) -> bool:
-        """Whether all spaces are invariant: the answers are exact."""
+        """Whether all spaces are invariant under A; results are then exact up to rounding."""
         return len(self.off) > 0 and not bool(self.off[-1].any())
 
     def quadrature(self) -> tuple[Float[Tensor, "m k"], Float[Tensor, "m k"]]:
-        """Nodes and weights: bᵀ f(A) b ≈ Σ w f(node), exact for polynomials of degree 2k − 1."""
+        """Gauss quadrature bᵀ f(A) b ≈ Σ w f(node): nodes and weights; exact for polynomials of degree 2k − 1."""
         nodes, Y = self._eigen()
         return nodes, self.norms[:, None] ** 2 * Y[:, 0] ** 2
 
     def coefficients(self, f: Function) -> Float[Tensor, "m k"]:
-        """f(T) e₁ ‖b‖, the coordinates of f(A) b in the basis."""
+        """‖b‖ f(T) e₁, the coefficients of f(A) b in the basis V."""
         nodes, Y = self._eigen()
         return self.norms[:, None] * torch.einsum("mki,mi,mi->mk", Y, f(nodes), Y[:, 0])
 
@@ -72,7 +75,7 @@ class Krylov:
 
 @dataclass(frozen=True, eq=False)
 class Applied:
-    """f(A) b with an estimate of its relative error, and the number of products spent."""
+    """f(A) b, an estimate of its relative error, and the number of products with A."""
 
     values: Float[Tensor, "m p"]
     errors: Float[Tensor, " m"]
@@ -83,7 +86,7 @@ class Applied:
 def apply_function(
     mv: Product, b: Float[Tensor, "m p"], f: Function, *, rtol: float = 1e-6, max_steps: int = 300
 ) -> Applied:
-    """f(A) b. The error is estimated by what the last quarter of the steps changed; stops when that is below rtol."""
+    """f(A) b by Lanczos. The error estimate is the change over the last quarter of the steps; stops below rtol."""
     krylov = Krylov(mv, b)
     found: list[Tensor] = []
     errors = b.new_full((len(b),), torch.inf)
@@ -105,17 +108,17 @@ def apply_function(
 
 
 def inverse_root(mv: Product, b: Float[Tensor, "m p"], *, rtol: float = 1e-6, max_steps: int = 300) -> Applied:
-    """A^-½ b for positive definite A, the symmetric root."""
+    """A^-½ b for positive definite A, with the symmetric square root."""
     return apply_function(mv, b, lambda values: values.rsqrt(), rtol=rtol, max_steps=max_steps)
 
 
 def lanczos_quadrature(
     mv: Product, probes: Float[Tensor, "m p"], f: Function, *, rtol: float = 1e-3, max_steps: int = 100
 ) -> Estimated:
-    """tr f(A) = E zᵀ f(A) z for probes z with E z zᵀ = I, by Gauss quadrature in each probe's Krylov space.
+    """Stochastic Lanczos quadrature: tr f(A) = E zᵀ f(A) z for probes z with E z zᵀ = I.
 
-    Steps go on until the last quarter of them has changed the mean by less than rtol of its statistical error, so that
-    what is reported is that error. Ubaru, Chen and Saad (2017).
+    Stops when the last quarter of the steps has changed the mean by less than rtol times its standard error, so that
+    the quadrature error is negligible beside the reported one. Ubaru, Chen and Saad (2017).
     """
     krylov = Krylov(mv, probes)
     found: list[Tensor] = []
@@ -134,5 +137,5 @@ def lanczos_quadrature(
 
 
 def _earlier(steps: int) -> int:
-    """How many steps there were before the last quarter; 0 while it is too early to tell."""
+    """Number of steps before the last quarter; 0 while there are too few to estimate the error."""
     return steps - max(2, steps // 4) if steps > 2 else 0

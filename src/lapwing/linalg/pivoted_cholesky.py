@@ -1,4 +1,4 @@
-"""Partial Cholesky with diagonal pivoting: the cheap way to see that a matrix has low rank."""
+"""Partial Cholesky factorisation with diagonal pivoting: a cheap low-rank approximation of a kernel matrix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lapwing._types import Float, Tensor
 
 @dataclass(frozen=True)
 class PartialCholesky:
-    """K ≈ L Lᵀ with L (n, r); `residual` bounds trace(K − L Lᵀ)."""
+    """K ≈ L Lᵀ with L (n, r); `residual` is trace(K − L Lᵀ)."""
 
     factor: Float[Tensor, "n r"]
     residual: float
@@ -20,8 +20,8 @@ class PartialCholesky:
 def pivoted_cholesky(K: Float[Tensor, "n n"], *, max_rank: int, rtol: float) -> PartialCholesky:
     """Greedy partial Cholesky of a positive semi-definite K, stopped when trace(K − L Lᵀ) ≤ rtol · trace(K).
 
-    Each step takes the largest remaining diagonal entry as pivot. The residual stays positive semi-definite, so its
-    trace bounds the error in every norm. Cost: n r² + r small kernels.
+    The pivot of each step is the largest remaining diagonal entry. K − L Lᵀ stays positive semi-definite, so its trace
+    bounds its spectral and Frobenius norms. Cost: O(n r²) operations in r steps.
     """
     diagonal = K.diagonal().clone()
     residual = trace = float(diagonal.sum())
@@ -29,21 +29,21 @@ def pivoted_cholesky(K: Float[Tensor, "n n"], *, max_rank: int, rtol: float) -> 
     rank = 0
     while rank < max_rank and residual > rtol * trace:
         largest, pivot = (v.item() for v in diagonal.max(0))
+        # New column of L: (K e_pivot − L Lᵀ e_pivot) / √(remaining diagonal at the pivot)
         row = torch.addmv(K[int(pivot)], L[:rank].T, L[:rank, int(pivot)], alpha=-1).mul_(largest**-0.5)
         L[rank] = row
-        diagonal.addcmul_(row, row, value=-1).clamp_(min=0)
-        diagonal[int(pivot)] = 0
+        diagonal.addcmul_(row, row, value=-1).clamp_(min=0)  # below zero by rounding only
+        diagonal[int(pivot)] = 0  # exactly, so that rounding cannot select the pivot again
         residual = float(diagonal.sum())
         rank += 1
     return PartialCholesky(L[:rank].T, residual)
 
 
 def semidefinite_eigenvalues(K: Float[Tensor, "n n"]) -> Float[Tensor, " r"]:
-    """The eigenvalues of a positive semi-definite K that stand above its rounding error; the others are zero.
+    """Eigenvalues of a positive semi-definite K; those below its rounding error, n · eps · ‖K‖, are set to zero.
 
-    Kernel matrices of smooth functions are numerically low-rank: with K = L Lᵀ, L (n, r), the nonzero
-    eigenvalues are those of the small LᵀL. A matrix of more than n/4 ranks goes to the dense solver instead;
-    both answers agree to rounding (n · eps · ‖K‖).
+    Kernel matrices of smooth functions have low numerical rank. With K = L Lᵀ, L (n, r), the nonzero eigenvalues are
+    those of the small LᵀL. If the rank exceeds n/4 the dense solver is used; both agree up to rounding.
     """
     rtol = torch.finfo(K.dtype).eps
     partial = pivoted_cholesky(K, max_rank=len(K) // 4, rtol=rtol)

@@ -1,4 +1,4 @@
-"""Probes z with mean of z zᵀ = I, by which traces are read off products. They come from a seed: always the same."""
+"""Probe vectors z with E z zᵀ = I for stochastic trace estimation. They are seeded, so estimates are reproducible."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from lapwing.linalg.trace import signs
 
 
 class Probes(ABC):
-    """A way to choose probes."""
+    """A set of probe vectors for matrices of any size p."""
 
-    complete: bool  # whether z zᵀ averages to I exactly, so that traces have no statistical error
+    complete: bool  # whether the mean of z zᵀ is exactly I, so that traces have no statistical error
 
     @abstractmethod
-    def count(self, p: int) -> int: ...
+    def count(self, p: int) -> int:
+        """Number of probes."""
 
     @abstractmethod
     def some(self, p: int, which: slice) -> Float[Tensor, "m p"]:
-        """Some of them: probes of many parameters are not all in memory together."""
+        """The probes `which`, so that only a part of them is in memory at a time."""
 
 
 @dataclass(frozen=True)
 class Rademacher(Probes):
-    """n vectors of random signs."""
+    """n vectors of independent random signs ±1."""
 
     n: int = 16
     seed: int = 0
@@ -47,14 +48,14 @@ class Rademacher(Probes):
         return self.n
 
     def some(self, p: int, which: slice) -> Float[Tensor, "m p"]:
-        # Each probe has a seed of its own, so that it does not depend on how many are asked for together.
+        # One seed per probe, so that the probes do not depend on how many are requested at a time.
         seeds = range(self.n)[which]
         return torch.cat([signs(1, p, torch.Generator().manual_seed(self.seed * 1_000_003 + k)) for k in seeds])
 
 
 @dataclass(frozen=True)
 class UnitVectors(Probes):
-    """√P e_i for every i: exact, at P solves. For few parameters."""
+    """All P scaled unit vectors √P e_i: traces are exact, at the cost of P solves. For few parameters."""
 
     complete = True
 

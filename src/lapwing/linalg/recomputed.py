@@ -1,4 +1,4 @@
-"""What a backward pass computes again, in place of keeping it."""
+"""Activation checkpointing of contractions: intermediate results are recomputed in the backward pass, not stored."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from torch.utils.checkpoint import checkpoint
 
 from lapwing._types import Tensor
 
-_here = threading.local()  # .inside: whether this thread runs such a function already
+_local = threading.local()  # .inside: whether this thread is inside a checkpointed function
 
 
 def recomputed(function: Callable[[], Tensor], *, attached: bool) -> Tensor:
-    """function(); where it is attached to a graph, what it forms on the way is formed again on the way back.
+    """function(), under `torch.utils.checkpoint` if its result is differentiable (`attached`).
 
-    For contractions of rows: their products Σ_t g_t a_tᵀ are as many numbers as there are data, outputs and parameters.
+    For contractions of Jacobian rows, whose dense form Σ_t g_t a_tᵀ has (data · outputs · parameters) entries.
     """
-    if not attached or getattr(_here, "inside", False):
+    if not attached or getattr(_local, "inside", False):  # nested checkpoints would recompute several times
         return function()
 
     def run() -> Tensor:
-        _here.inside = True
+        _local.inside = True
         try:
             return function()
         finally:
-            _here.inside = False
+            _local.inside = False
 
     return checkpoint(run, use_reentrant=False, preserve_rng_state=False)

@@ -1,4 +1,4 @@
-"""Square roots with derivatives where the plain formula has none: at zero."""
+"""Square roots of numbers and matrices with a finite derivative at zero."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from lapwing._types import Float, Tensor
 
 
 def safe_sqrt(v: Float[Tensor, ...]) -> Float[Tensor, ...]:
-    """√v of variances; where v is zero, so is the derivative: a variance has its minimum there."""
+    """√v of variances v ≥ 0. At v = 0 the derivative is defined as 0, as a variance has its minimum there."""
+    # The inner `where` keeps 1/√0 = ∞ out of the backward pass: ∞ · 0 would be NaN.
     positive = v > 0
     return torch.where(positive, torch.where(positive, v, 1.0).sqrt(), 0.0)
 
 
 def symmetric_root(matrix: Float[Tensor, "*n c c"]) -> tuple[Float[Tensor, "*n c c"], Float[Tensor, "*n c"]]:
-    """S = U √λ Uᵀ of a positive semi-definite matrix, singular ones too, and λ; negative λ count as zero.
+    """The root S = U √λ Uᵀ of a positive semi-definite, possibly singular matrix, and λ; negative λ are set to zero.
 
-    The derivative solves S dS + dS S = dM: it divides by no difference of eigenvalues. Where the rank changes there is
-    none.
+    The derivative solves the Sylvester equation S dS + dS S = dM. Unlike the derivative of `eigh` it does not divide by
+    differences of eigenvalues. It does not exist where the rank changes.
     """
     values, U = torch.linalg.eigh(matrix.detach())
     return _Root.apply(matrix, values.clamp_min(0).sqrt(), U), values
@@ -37,7 +38,7 @@ class _Root(torch.autograd.Function):
         # (Uᵀ dS U)_ij = (Uᵀ dM U)_ij / (√λ_i + √λ_j)
         roots, U = ctx.saved_tensors
         sums = roots[..., :, None] + roots[..., None, :]
-        # Between directions without variance the matrix does not change to first order, while its rank stays.
+        # Between two directions of zero variance dM is zero to first order as long as the rank is constant.
         least = torch.finfo(roots.dtype).eps ** 0.5 * roots.amax(-1)[..., None, None]
         inner = torch.where(sums > least, U.mT @ g @ U / torch.where(sums > least, sums, 1.0), 0.0)
         dM = U @ inner @ U.mT

@@ -1,4 +1,4 @@
-"""H ← H + MᵀM, computing each entry of the symmetric result once."""
+"""In-place Gram products H ← H + MᵀM that compute only the upper block triangle of the symmetric result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BLOCK = 128
 
 
 def add_gram_(H: Float[Tensor, "p p"], M: Float[Tensor, "n p"]) -> None:
-    """Add MᵀM to the upper block triangle of H, in place: about half the work of the whole product."""
+    """Add MᵀM to the upper block triangle of H, in place: about half the operations of the full product."""
     for start in range(0, len(H), BLOCK):
         rows = slice(start, start + BLOCK)
         H[rows, start:].addmm_(M[:, rows].T, M[:, start:])

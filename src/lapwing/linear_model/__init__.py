@@ -1,4 +1,4 @@
-"""The linearised network as a model of its own: J over the data, its mode by Newton and conjugate gradients."""
+"""The linearised network as a model of its own: J over the data, and its mode by Newton's method."""
 
 from lapwing.data.fixed_order import in_data_order, in_fixed_order, unshuffled
 from lapwing.linear_model.design import (
@@ -8,19 +8,20 @@ from lapwing.linear_model.design import (
     StoredDesign,
     StoredPiece,
     StreamedDesign,
+    default_passes,
     design,
     is_stored,
     most_work,
 )
 from lapwing.linear_model.mode import (
     PRECISE,
-    Effort,
     Expansion,
     Problem,
     Search,
+    StoppingRule,
     polished,
+    solve_hessian,
     solve_mode,
-    solve_near,
 )
 from lapwing.linear_model.refinement import Elbo, Refinement
 
@@ -28,23 +29,24 @@ __all__ = [
     "DEFAULT_PASSES",
     "PRECISE",
     "Design",
-    "Effort",
     "Elbo",
     "Expansion",
     "Piece",
     "Problem",
     "Refinement",
     "Search",
+    "StoppingRule",
     "StoredDesign",
     "StoredPiece",
     "StreamedDesign",
+    "default_passes",
     "design",
     "in_data_order",
     "in_fixed_order",
     "is_stored",
     "most_work",
     "polished",
+    "solve_hessian",
     "solve_mode",
-    "solve_near",
     "unshuffled",
 ]

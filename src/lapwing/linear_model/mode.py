@@ -1,9 +1,9 @@
-"""The mode θ_* of the linearised network's own posterior, by Newton's method with conjugate gradients.
+"""The mode θ_* of the linearised network's posterior, by Newton's method with conjugate gradients.
 
     θ_* = argmax_θ  κ Σ_n log p(y_n | f_n + J_n (θ − θ̃)) − ½ (θ − m₀)ᵀ P₀ (θ − m₀)
 
-The objective is concave for the usual likelihoods, so there is one mode. It is not the trained θ̃ when training stopped
-early, used another weight decay, or had normalisation layers. Antorán et al. (2022), section 3.
+The objective is concave for the usual likelihoods, so the mode is unique. It differs from the trained weights θ̃ after
+early stopping, with another weight decay, or with normalisation layers. Antorán et al. (2022), section 3.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from lapwing.operators import Precision
 from lapwing.priors import GaussianPrior
 from lapwing.runtime import distributed
 
-Outputs = tuple[Tensor, ...] | None  # h of each piece of the data, (n, T, C); None: the network's own
+Outputs = tuple[Tensor, ...] | None  # outputs h (n, t, c) of each piece of the data; None: those of the network
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """The concave objective and its derivatives. Outputs of the linear model are kept from pass to pass."""
+    """The concave objective and its derivatives. Outputs of the linear model are passed along, not recomputed."""
 
     design: Design
     likelihood: Likelihood
@@ -36,7 +36,7 @@ class Problem:
     prior: GaussianPrior
 
     def statistics(self, theta: Tensor, outputs: Outputs) -> FitStatistics:
-        """Log likelihood and its gradient where the outputs are h: one pass of reverse mode."""
+        """Log likelihood and its gradient at outputs h: one reverse-mode pass."""
         n, likelihood = 0, torch.zeros((), dtype=torch.float64, device=theta.device)
         gradients: list[Tensor] = []
         for piece in self.design:
@@ -51,22 +51,22 @@ class Problem:
         return FitStatistics.over_ranks(FitStatistics(n, likelihood, torch.stack(gradients)) if n else None)
 
     def gradient(self, theta: Tensor, statistics: FitStatistics) -> tuple[Float[Tensor, " p"], Float[Tensor, " p"]]:
-        """What the data pull, and what the prior pulls back."""
+        """The two terms of the gradient: κ Σ Jᵀ r of the data, and P₀ (θ − m₀) of the prior, which is subtracted."""
         scales = self.likelihood_scale * self.likelihood.part_scales().to(theta)
         return scales @ statistics.gradients, (theta - self.prior.mean).mul_(self.prior.P0.diagonal)
 
-    def hessian_pass(self, outputs: Outputs, v: Float[Tensor, " p"]) -> tuple[Float[Tensor, " p"], list[Along]]:
-        """(κ Σ Jᵀ Λ(h) J + P₀) v with Λ at the outputs h, and J v itself."""
-        total, along, n = torch.zeros_like(v), [], 0
-        for piece, moved in self.design.along(v):
+    def hessian_pass(self, outputs: Outputs, v: Float[Tensor, " p"]) -> tuple[Float[Tensor, " p"], list[OutputLine]]:
+        """(κ Σ Jᵀ Λ(h) J + P₀) v with Λ at the outputs h, and the outputs along the line with direction J v."""
+        total, lines, n = torch.zeros_like(v), [], 0
+        for piece, moved in self.design.with_jvp(v):
             h, q = self.outputs_of(piece, outputs, n), self.sites.split(moved)
             piece.add_vjp_(total, self._flat(self.likelihood.hessian_mv(h, piece.y, q)))
-            along.append(Along(h, q, piece.y))
+            lines.append(OutputLine(h, q, piece.y))
             n += len(h)
-        return distributed.total(total).mul_(self.likelihood_scale).addcmul_(self.prior.P0.diagonal, v), along
+        return distributed.total(total).mul_(self.likelihood_scale).addcmul_(self.prior.P0.diagonal, v), lines
 
     def factorised(self, outputs: Outputs) -> Solve | None:
-        """v ↦ (κ Σ Jᵀ Λ(h) J + P₀)⁻¹ v by a factorisation, where the data or the parameters are few."""
+        """A function v ↦ (κ Σ Jᵀ Λ(h) J + P₀)⁻¹ v by factorisation, if data or parameters are few; else None."""
         direct = self.design.direct(self.sites, self.prior.P0)
         if direct is None:
             return None
@@ -77,24 +77,24 @@ class Problem:
             n += len(h)
         return direct.at(self.prior.P0, self.likelihood_scale**0.5 * torch.cat(roots))
 
-    def step_length(self, theta: Tensor, d: Float[Tensor, " p"], along: list[Along], slope: float) -> float:
-        """The α that maximises the objective along d; outputs move along a straight line, so no pass is needed."""
-        pull = self.prior.P0.diagonal * d
-        from_here, stiffness = float((theta - self.prior.mean) @ pull), float(d @ pull)
+    def step_length(self, theta: Tensor, d: Float[Tensor, " p"], lines: list[OutputLine], slope: float) -> float:
+        """Line search: the α that maximises the objective along d. Outputs are linear in α, so it needs no pass."""
+        P0_d = self.prior.P0.diagonal * d
+        from_here, stiffness = float((theta - self.prior.mean) @ P0_d), float(d @ P0_d)
 
         def derivatives(alpha: float) -> tuple[float, float]:
-            rise, bend = torch.zeros(2, dtype=torch.float64)
-            for line in along:
+            first, curvature = torch.zeros(2, dtype=torch.float64)
+            for line in lines:
                 at = line.h + alpha * line.q
-                rise += (self.likelihood.residual(at, line.y) * line.q).sum().cpu()
-                bend += (self.likelihood.hessian_mv(at, line.y, line.q) * line.q).sum().cpu()
-            from_data = self.likelihood_scale * distributed.total(torch.stack([rise, bend]))
+                first += (self.likelihood.residual(at, line.y) * line.q).sum().cpu()
+                curvature += (self.likelihood.hessian_mv(at, line.y, line.q) * line.q).sum().cpu()
+            from_data = self.likelihood_scale * distributed.total(torch.stack([first, curvature]))
             return float(from_data[0]) - from_here - alpha * stiffness, -float(from_data[1]) - stiffness
 
         return _root(derivatives, slope)
 
     def outputs_of(self, piece: Piece, outputs: Outputs, start: int) -> Float[Tensor, "n t c"]:
-        """h of the data from `start` on; they may have been cut otherwise when it was found."""
+        """h of the piece that begins at datum `start`; the pieces of `outputs` may have other boundaries."""
         if outputs is None:
             return self.sites.split(piece.f)
         stop, first, parts = start + len(piece.f), 0, []
@@ -108,8 +108,8 @@ class Problem:
 
 
 @dataclass(frozen=True, eq=False)
-class Along:
-    """Outputs h of some data, how they move, and their targets."""
+class OutputLine:
+    """Outputs h + α q of some data along a search direction, q = J d, and their targets."""
 
     h: Float[Tensor, "n t c"]
     q: Float[Tensor, "n t c"]
@@ -117,25 +117,25 @@ class Along:
 
 
 @dataclass(frozen=True)
-class Effort:
-    """When to stop: the gradient relative to what it is made of, and how many passes may be spent."""
+class StoppingRule:
+    """When to stop: a tolerance for the relative gradient, and limits on steps and products."""
 
-    rtol: float
+    rtol: float  # of ‖∇‖ / (‖data term‖ + ‖prior term‖)
     most_steps: int
-    most_products: int  # Hessian products within one Newton step
-    over: Callable[[], bool] = field(default=lambda: False, compare=False)  # whether the time is spent
+    most_products: int  # Hessian products per Newton step
+    over: Callable[[], bool] = field(default=lambda: False, compare=False)  # whether the time budget is used up
 
 
-PRECISE = Effort(1e-11, 60, 400)
-_MOST_NEAR = 100  # products for a system that a few digits are wanted of
+PRECISE = StoppingRule(1e-11, 60, 400)
+_MOST_NEAR = 100  # products for a system that is solved to a few digits only
 _LAST_RTOL = 1e-4
 
 
 @dataclass(frozen=True)
 class Search:
-    """How a mode was looked for, and how close to it the search came."""
+    """Record of a mode search: how far it came, and what it cost."""
 
-    relative_gradient: float  # ‖∇‖ / (‖data's pull‖ + ‖prior's pull‖)
+    relative_gradient: float  # ‖∇‖ / (‖data term‖ + ‖prior term‖)
     n_steps: int
     n_products: int
     converged: bool
@@ -145,70 +145,72 @@ class Search:
 class Expansion:
     """The linear model's log likelihood at a point θ₀, and its gradient there.
 
-    With a Gaussian likelihood and the full H it is the quadratic ℓ₀ + gᵀ(θ − θ₀) − ½ (θ − θ₀)ᵀ H (θ − θ₀), and the mode
-    *follows* prior and noise without another look at the data. Otherwise θ₀ is the mode found last, and is held: an
-    approximate H would let the quadratic rise without end.
+    With a Gaussian likelihood and the full H it is the quadratic ℓ₀ + gᵀ(θ − θ₀) − ½ (θ − θ₀)ᵀ H (θ − θ₀), and the
+    mode *follows* changes of prior and noise without a pass over the data. Otherwise θ₀ is the last mode found, and is
+    held fixed: with an approximate H the quadratic can be unbounded as prior precisions go to zero.
     """
 
     theta: Float[Tensor, " p"]  # θ₀
     statistics: FitStatistics  # ℓ₀ and g, at unit dispersion
     follows: bool
-    search: Search | None = None  # None: θ₀ is the trained θ̃
+    search: Search | None = None  # None: θ₀ is θ̃, the trained weights
     outputs: tuple[Float[Tensor, "_ t c"], ...] | None = None  # h(θ₀) of the data, piece by piece; None: f
 
 
-def solve_mode(problem: Problem, start: Expansion, preconditioner: Precision, effort: Effort) -> Expansion:
-    """Newton from `start`; each system is solved by conjugate gradients, preconditioned by the posterior's precision.
+def solve_mode(problem: Problem, start: Expansion, preconditioner: Precision, stopping: StoppingRule) -> Expansion:
+    """Newton's method from `start`. Conjugate gradients solve each system, preconditioned by the posterior's
+    precision.
 
     With a Gaussian likelihood and the full curvature the preconditioner is the Hessian, and one step is exact. A step
-    costs one pass for every product and one for the gradient behind it.
+    costs one pass for every product, and one for the gradient afterwards.
     """
     at, n_products, step = start, 0, 0
     while True:
-        from_data, pull = problem.gradient(at.theta, at.statistics)
-        g, relative = from_data - pull, _relative(from_data, pull)
-        if relative <= effort.rtol or step == effort.most_steps or effort.over():
+        from_data, from_prior = problem.gradient(at.theta, at.statistics)
+        g, relative = from_data - from_prior, _relative(from_data, from_prior)
+        if relative <= stopping.rtol or step == stopping.most_steps or stopping.over():
             break
-        # Inexact Newton: a system is solved to a tenth at first, and to more digits as the gradient falls.
-        rtol = max(min(0.1, relative), 0.1 * effort.rtol)
-        d, along, n = _conjugate_gradients(problem, at, g, preconditioner, rtol, effort.most_products, effort.over)
+        # Inexact Newton: the first system is solved to a tenth, later ones to more digits as the gradient decreases.
+        rtol = max(min(0.1, relative), 0.1 * stopping.rtol)
+        d, lines, n = _conjugate_gradients(problem, at, g, preconditioner, rtol, stopping.most_products, stopping.over)
         slope = float(g @ d)
         if not slope > 0:
-            break  # rounding decides: nothing rises any more
-        alpha = problem.step_length(at.theta, d, along, slope)
-        theta, outputs = torch.add(at.theta, d, alpha=alpha), tuple(line.h + alpha * line.q for line in along)
+            break  # not an ascent direction: the gradient is rounding error
+        alpha = problem.step_length(at.theta, d, lines, slope)
+        theta, outputs = torch.add(at.theta, d, alpha=alpha), tuple(line.h + alpha * line.q for line in lines)
         at = replace(at, theta=theta, outputs=outputs, statistics=problem.statistics(theta, outputs))
         n_products, step = n_products + n, step + 1
-    return replace(at, follows=False, search=Search(relative, step, n_products, relative <= effort.rtol))
+    return replace(at, follows=False, search=Search(relative, step, n_products, relative <= stopping.rtol))
 
 
 def polished(problem: Problem, at: Expansion, preconditioner: Precision) -> Expansion:
-    """One Newton step more, at full length, from where a search has met its tolerance: what is left is rounding.
+    """One more full Newton step after a search that has converged; what remains is rounding error.
 
-    Where within its tolerance a search ends hangs on the last digits of sums over data. A precision whose group has few
-    effective dimensions magnifies that; so a point that others are to find again is taken here.
+    Where a search ends within its tolerance depends on the last digits of sums over data, and so on batch sizes or
+    ranks. A prior group with few effective dimensions magnifies that. Results that must be reproducible take this
+    step.
     """
     assert at.search is not None
-    from_data, pull = problem.gradient(at.theta, at.statistics)
-    g = from_data - pull
+    from_data, from_prior = problem.gradient(at.theta, at.statistics)
+    g = from_data - from_prior
     if not (at.search.converged and bool(g.any())):
         return at
-    d, along, n = _conjugate_gradients(problem, at, g, preconditioner, _LAST_RTOL, _MOST_NEAR)
-    theta, outputs = at.theta + d, tuple(line.h + line.q for line in along)
+    d, lines, n = _conjugate_gradients(problem, at, g, preconditioner, _LAST_RTOL, _MOST_NEAR)
+    theta, outputs = at.theta + d, tuple(line.h + line.q for line in lines)
     statistics = problem.statistics(theta, outputs)
     relative = _relative(*problem.gradient(theta, statistics))
     search = Search(relative, at.search.n_steps + 1, at.search.n_products + n, converged=True)
     return replace(at, theta=theta, outputs=outputs, statistics=statistics, search=search)
 
 
-def _relative(from_data: Float[Tensor, " p"], pull: Float[Tensor, " p"]) -> float:
-    return float((from_data - pull).norm() / (from_data.norm() + pull.norm() + 1e-300))
+def _relative(from_data: Float[Tensor, " p"], from_prior: Float[Tensor, " p"]) -> float:
+    return float((from_data - from_prior).norm() / (from_data.norm() + from_prior.norm() + 1e-300))
 
 
-def solve_near(
+def solve_hessian(
     problem: Problem, at: Expansion, B: Float[Tensor, "m p"], preconditioner: Precision, rtol: float
 ) -> Float[Tensor, "m p"]:
-    """H(θ)⁻¹ b with the linear model's own Hessian at a point: how the mode moves when its gradient changes by b."""
+    """H(θ)⁻¹ b for rows b of B, with the linear model's Hessian: how the mode moves when its gradient changes by b."""
     factorised = problem.factorised(at.outputs)
     if factorised is not None:
         return factorised(B)
@@ -226,40 +228,42 @@ def _conjugate_gradients(
     rtol: float,
     most: int,
     over: Callable[[], bool] = lambda: False,
-) -> tuple[Float[Tensor, " p"], list[Along], int]:
-    """d ≈ H(θ)⁻¹ g to a residual of rtol in the preconditioner's norm, with the outputs' way along it."""
-    exactly = problem.design.precise and preconditioner.of_weights
-    # A factorisation is the inverse itself: one product, or a second against rounding, meets any tolerance.
-    solve = problem.factorised(at.outputs) or (preconditioner.solve if exactly else preconditioner.rough_solve)
+) -> tuple[Float[Tensor, " p"], list[OutputLine], int]:
+    """d ≈ H(θ)⁻¹ g to a residual of rtol in the preconditioner's norm, and the outputs along d."""
+    exactly = problem.design.precise and preconditioner.has_weights
+    # With a factorisation the preconditioner is the inverse: one product meets any tolerance, a second removes
+    # rounding.
+    solve = problem.factorised(at.outputs) or (preconditioner.solve if exactly else preconditioner.approximate_solve)
     x, r = torch.zeros_like(g), g.clone()
-    along: list[Along] = []
+    lines: list[OutputLine] = []
     z = solve(r)
     p, rz, n = z, float(r @ z), 0
     target = rtol**2 * rz
     while n < most:
         n += 1
         Hp, moved = problem.hessian_pass(at.outputs, p)
-        bend = float(p @ Hp)
-        alpha = rz / bend if bend != 0 else 0.0  # without data g may be so small that its square is zero
+        curvature = float(p @ Hp)
+        alpha = rz / curvature if curvature != 0 else 0.0  # g may be so small that pᵀHp underflows to zero
         x.add_(p, alpha=alpha)
         r.sub_(Hp, alpha=alpha)
         steps = [replace(line, q=alpha * line.q) for line in moved]
-        along = [replace(a, q=a.q + b.q) for a, b in zip(along, steps, strict=True)] if along else steps
-        if n == most or over():  # no step is left for another direction
+        lines = [replace(a, q=a.q + b.q) for a, b in zip(lines, steps, strict=True)] if lines else steps
+        if n == most or over():  # the next direction would not be used
             break
         z = solve(r)
         rz, before = float(r @ z), rz
         if rz <= target:
             break
         p = torch.add(z, p, alpha=rz / before)
-    return x, along, n
+    return x, lines, n
 
 
 def _root(derivatives: Callable[[float], tuple[float, float]], slope: float) -> float:
-    """α > 0 with φ'(α) ≈ 0 for a concave φ with φ'(0) = slope > 0: Newton, kept inside a bracket."""
+    """α > 0 with φ'(α) ≈ 0 for a concave φ with φ'(0) = slope > 0: Newton's method, safeguarded by a bracket."""
     low, high, alpha = 0.0, float("inf"), 1.0
     for _ in range(60):
         first, second = derivatives(alpha)
+        # 5 % of the initial slope is enough: the next Newton step corrects the rest.
         if abs(first) <= 0.05 * slope:
             break
         low, high = (alpha, high) if first > 0 else (low, alpha)

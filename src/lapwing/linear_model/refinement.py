@@ -1,4 +1,4 @@
-"""What a refinement reports of itself: where it started, how it went, what it cost."""
+"""Record of a refinement: where it started, how it converged, what it cost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Elbo:
-    """log p(D) ≥ E_q[κ Σ log p(y | h)] − KL(q ‖ prior), of the linear model."""
+    """Evidence lower bound of the linear model: log p(D) ≥ E_q[κ Σ log p(y | h)] − KL(q ‖ prior)."""
 
     expected_log_lik: float
     kl: float
@@ -19,15 +19,15 @@ class Elbo:
 
 @dataclass(frozen=True)
 class Refinement:
-    """How a posterior was refined. Gradients are those of the refined objective in θ, largest entry."""
+    """How a posterior was refined. Gradients are largest absolute entries, of the refined objective in θ."""
 
-    by: str  # the word of the front door: "laplace", "vi" or "vi_diag"
+    by: str  # as in lw.refine(by=...): "laplace", "vi" or "vi_diag"
     path: tuple[float, ...]  # the objective: log joint density (Laplace) or ELBO (variational), from start to end
-    gradient_before: float  # of the log joint at the trained weights: zero where they are a mode already
+    gradient_before: float  # of the log joint at the trained weights: zero if they are a mode
     gradient: float  # of the objective at the end
     converged: bool
     n_steps: int
-    n_passes: int  # over the data, through the network
+    n_passes: int  # passes over the data through the network
     bound: Elbo | None = None  # of a variational posterior
 
     @property

@@ -1,1 +1,1 @@
-"""The user's module as a function of inputs and parameters: layout, linearisation, Jacobian, products with it."""
+"""The user's module as a function f(x; θ): parameter layout, linearisation, Jacobian, Jacobian products."""

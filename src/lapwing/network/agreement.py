@@ -1,4 +1,4 @@
-"""What all ranks must agree on before their sums mean anything: the same weights, of the same network."""
+"""Check that all ranks have the same network with the same weights, before sums over ranks are formed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from lapwing.runtime import distributed
 
 
 def refuse_sharded(model: nn.Module) -> None:
-    """Weights of which this process holds a part only are nothing that it could differentiate by itself."""
+    """Raise for FSDP and DTensor models: a rank that holds only a shard of the weights cannot differentiate alone."""
+    # Look the modules up in sys.modules: a model can use them only if they are imported, and importing takes long.
     tensors, fsdp = sys.modules.get("torch.distributed.tensor"), sys.modules.get("torch.distributed.fsdp")
     wrapper = () if fsdp is None else fsdp.FullyShardedDataParallel
     parts = () if tensors is None else tensors.DTensor
@@ -30,20 +31,22 @@ def refuse_sharded(model: nn.Module) -> None:
 
 
 def agreed(linearised: Linearised, wrapped: bool) -> Linearised:
-    """The same linearised network on all ranks, or an error that names the first tensor that differs.
+    """The linearised network if it is the same on all ranks, else a RankError naming the first tensor that differs.
 
-    DistributedDataParallel lets the buffers of ranks drift apart and takes those of rank 0; so do we.
+    Buffers of a DistributedDataParallel model (BatchNorm statistics) may differ between ranks; as in DDP itself, those
+    of rank 0 are used.
     """
-    if not distributed.many():
+    if not distributed.is_distributed():
         return linearised
     network = linearised.network
     if wrapped:
         buffers = distributed.broadcast({name: network.tensors[name] for name in sorted(network.buffers)}, 0)
         network = replace(network, tensors={**network.tensors, **buffers})
+    # Compare hashes, so that ranks exchange a few bytes per tensor.
     _check_same({name: _digest(t) for name, t in network.tensors.items()})
     layout = linearised.layout
     chosen = None if layout.selection is None else _digest(layout.selection)
-    distributed.same_everywhere("The set of inferred parameters", (tuple(layout.names), chosen))
+    distributed.require_equal("The set of inferred parameters", (tuple(layout.names), chosen))
     return replace(linearised, network=network)
 
 

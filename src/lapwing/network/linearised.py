@@ -1,9 +1,9 @@
 """The network linearised at θ*:  f_lin(x; θ) = f(x; θ*) + J(x) (θ − θ*).
 
-A Linearised keeps its own copy of the weights, so training the user's model on changes nothing here. Jacobian
-rows come from two sources that are checked against each other when the object is built: factors captured at
-layers with a rule, and plain reverse mode for all other tensors, one datum at a time, vectorised by
-`torch.func` where the model allows it.
+A Linearised keeps its own copy of the weights: training the user's model further does not affect it. Jacobian
+rows come from two sources: factors captured at layers with a rule, and reverse-mode AD per datum for all other
+parameters, vectorised by `torch.func` if the model allows it. `rule_check` compares the former with the latter when
+the object is built.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from lapwing.network.module import Network, with_images_in
 from lapwing.network.parameters import ParamLayout
 from lapwing.runtime.sandbox import PlainNorms, install, quiet_fallback
 
-_JOINED_FLOATS = 1 << 21  # that a forward pass of small batches put together may keep
-_MOST_JOINED = 1024  # data
-MOST_DOUBLE = 1 << 24  # parameters up to which vectors of them that are kept are float64
+_JOINED_FLOATS = 1 << 21  # entries of activations that a forward pass of joined batches may keep
+_MOST_JOINED = 1024  # data in a joined batch
+MOST_DOUBLE = 1 << 24  # parameters up to which stored parameter vectors are float64
 
 
 @dataclass(frozen=True, eq=False)
 class Linearised:
-    """f and J at θ* for a chosen set of parameters."""
+    """f(x; θ*) and J(x) = ∂f/∂θ at θ* for the selected parameters."""
 
     network: Network
     layout: ParamLayout
     datum_shape: tuple[int, ...]
-    ruled: tuple[str, ...]  # modules whose blocks come from captured factors
-    vectorised: bool  # whether torch.func can batch the rows of the other tensors
-    sizes: RowSizes  # what one row of J takes in memory
-    layout_of_images: torch.memory_format = torch.preserve_format  # in which they go through the network when traced
-    last: str | None = None  # the module whose output is the network's
-    shared: frozenset[str] = frozenset()  # names of the model's arguments that carry no batch
-    ragged: int | None = None  # the axis of a datum along which outputs may be shorter: zeros stand for the rest
-    datum_floats: int | None = None  # numbers that a forward pass keeps for each datum; None: there is no telling
-    chosen_jvp: list[Callable[..., Tensor]] = field(default_factory=list, repr=False)  # J v, once a way was found
+    ruled: tuple[str, ...]  # paths of modules with a rule, whose blocks come from captured factors
+    vectorised: bool  # whether torch.func.vmap works for the rows of the other parameters
+    sizes: RowSizes  # memory of one row of J
+    layout_of_images: torch.memory_format = torch.preserve_format  # memory format of image inputs in a trace
+    last: str | None = None  # path of the module whose output is the network's output
+    shared: frozenset[str] = frozenset()  # names of unbatched arguments of the model
+    ragged: int | None = None  # axis of a datum along which outputs may be shorter; they are padded with zeros
+    datum_floats: int | None = None  # entries of activations that a forward pass keeps per datum; None: unknown
+    chosen_jvp: list[Callable[..., Tensor]] = field(default_factory=list, repr=False)  # cache of `choose_jvp`
 
     @property
     def k(self) -> int:
@@ -62,13 +62,14 @@ class Linearised:
         return prod(self.datum_shape)
 
     @property
-    def worth_a_pass(self) -> int:
-        """Data up to which small batches are put together: as many as leave little behind in a forward pass."""
+    def joined_batch_size(self) -> int:
+        """Size up to which small batches are joined, limited by the memory of their activations."""
         return min(_MOST_JOINED, _JOINED_FLOATS // max(1, self.datum_floats or _JOINED_FLOATS))
 
     @property
     def theta(self) -> Float[Tensor, " p"]:
-        """θ*, float64; of a large network it is written anew for everyone who asks, and not kept."""
+        """θ*, float64. For a large network it is recomputed on each access, to save memory."""
+        # Two properties, as cached_property has no condition: small networks cache, large ones recompute.
         return self._theta if self.layout.p <= MOST_DOUBLE else self._raveled()
 
     @cached_property
@@ -80,26 +81,26 @@ class Linearised:
 
     @property
     def whole(self) -> ParamLayout:
-        """Every entry of the tensors: layers are differentiated whole, and the selected columns are taken of each."""
+        """The layout of all entries of the tensors: layers are differentiated as a whole, then columns selected."""
         return self.layout.whole
 
     @cached_property
     def rest(self) -> ParamLayout:
-        """The tensors whose rows come from plain reverse mode."""
+        """The layout of the tensors without a rule, whose rows come from reverse-mode AD."""
         ruled = {name for path in self.ruled for name in self.layout.modules[path]}
         return self.whole.restricted(name for name in self.layout.names if name not in ruled)
 
     @property
     def only_last(self) -> bool:
-        """Whether nothing but the output layer is inferred: then nothing is pulled back through the network."""
+        """Whether only the output layer is inferred: then no backward pass through the network is needed."""
         return self.last is not None and set(self.layout.modules) == {self.last}
 
     def tangents(self, v: Float[Tensor, "... p"]) -> dict[str, Tensor]:
-        """Named tensors of a direction, each in its own dtype; zero at entries that are not inferred."""
+        """A flat direction v as named tensors in the parameters' dtypes; zero at entries that are not inferred."""
         return {name: t.to(self.network.tensors[name].dtype) for name, t in self.layout.unravel(v).items()}
 
     def tensors_at(self, theta: Float[Tensor, " p"]) -> dict[str, Tensor]:
-        """Named tensors of a flat θ; entries that are not inferred stay as they were trained."""
+        """A flat θ as named tensors; entries that are not inferred keep their trained values."""
         if self.layout.selection is None:
             return self.tangents(theta)
         fixed = self.whole.ravel({name: self.network.tensors[name].double() for name in self.layout.names})
@@ -112,7 +113,7 @@ class Linearised:
             return self.flat(network(self.network.placed(x), {}), x.n, x.positions)
 
     def outputs_at(self, x: ModelInput, thetas: Float[Tensor, "s p"]) -> Float[Tensor, "s n k"]:
-        """f(x; θ_s): the network itself at other weights, not its linearisation."""
+        """f(x; θ_s): the network itself at weights θ_s, not its linearisation."""
         placed = self.network.placed(x)
         with self.network.borrowed() as network, nullcontext() if x.attached else torch.no_grad():
             draws = [self.flat(network(placed, self.tensors_at(theta)), x.n) for theta in thetas]
@@ -120,26 +121,27 @@ class Linearised:
 
     @contextmanager
     def borrowed(self) -> Iterator[Linearised]:
-        """The same on a private copy of the module, to be run inside."""
+        """Context with the linearised network on a private copy of the module."""
         with self.network.borrowed() as network:
             own = replace(self, network=network)
-            own.__dict__["rest"] = self.rest  # worked out once
+            own.__dict__["rest"] = self.rest  # fill the cached_property, which `replace` does not copy
             yield own
 
     @contextmanager
     def trace(self, x: ModelInput) -> Iterator[Trace]:
-        """One forward pass, kept open for any number of backward passes; without a graph when none is needed."""
+        """Context with one forward pass for any number of backward passes; without a graph if none is needed."""
         placed = self.network.placed(x)
         with self.borrowed() as own:
             trace = None
             if self.only_last and not x.attached:
                 with torch.no_grad():
                     trace = own._trace(placed)
+            # Without `last`, these data do not leave the network through the output layer: trace again with a graph.
             yield own._trace(placed) if trace is None or trace.last is None else trace
 
     @contextmanager
     def graph(self, x: ModelInput) -> Iterator[Trace]:
-        """The same with the graph of f, always."""
+        """The same, always with the graph of f."""
         with self.borrowed() as own:
             yield own._trace(self.network.placed(x))
 
@@ -152,13 +154,14 @@ class Linearised:
         except ModelError:
             if self.layout_of_images == torch.preserve_format:
                 raise
-            return self._traced(x, leaves)  # it took the first data so laid out; as they came it may take all
+            # The rule check ran the first data with this memory format, but `.view` may fail for other shapes.
+            return self._traced(x, leaves)
 
     def _attached(self, x: ModelInput) -> Trace:
-        """A trace whose outputs and rows are differentiable in x.
+        """A trace whose outputs and rows are differentiable with respect to x.
 
-        Layers with a rule are differentiated by their outputs, so only the other tensors are leaves: a backward pass
-        through the result then goes to x, and not to weights. Attention needs a formula with second derivatives.
+        Layers with a rule need gradients of their outputs only, so just the other parameters are leaves: a backward
+        pass through the result then reaches x, and no weights. Fused attention has no second derivatives.
         """
         leaves = {name: self.network.tensors[name].detach().requires_grad_() for name in self.rest.names}
         with self.network.plain_attention():
@@ -173,12 +176,12 @@ class Linearised:
 
     @contextmanager
     def unrecorded(self, x: ModelInput) -> Iterator[Trace]:
-        """The same for products with J only: no layer's factors are kept."""
+        """A trace for Jacobian products only: no factors of layers are captured."""
         with self.borrowed() as own, PlainNorms() if x.attached else nullcontext():
             yield replace(own, ruled=(), last=None)._trace(self.network.placed(x))
 
     def datum_shape_at(self, x: ModelInput) -> tuple[int, ...]:
-        """The shape of the outputs of these inputs, if they differ from the usual along the axis that may."""
+        """The output shape of these inputs, which may differ from `datum_shape` along the ragged axis."""
         if self.ragged is None:
             return self.datum_shape
         with self.network.borrowed() as network, torch.no_grad():
@@ -190,9 +193,9 @@ class Linearised:
         return len(found) == len(self.datum_shape) and [s for i, s in enumerate(found) if i != self.ragged] == others
 
     def flat(self, output: Tensor, n: int, positions: int | None = None) -> Float[Tensor, "n k"]:
-        """One row per datum. Outputs of fewer positions than usual go on with zeros, which no label belongs to.
+        """Outputs as (n, k), one row per datum. Shorter sequences are padded with zeros, whose labels are ignored.
 
-        `positions`: how many labels these data have, where that may differ.
+        `positions` is the number of labels per datum, if it may differ between batches.
         """
         if self.ragged is not None and output.ndim == len(self.datum_shape) + 1 and len(output) == n:
             output = self._lengthened(output, positions)
@@ -221,18 +224,18 @@ class Linearised:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """The linearised network at some inputs; valid inside `Linearised.trace`."""
+    """The linearised network at some inputs, after one forward pass; valid inside `Linearised.trace`."""
 
     linearised: Linearised
     x: ModelInput
     leaves: Mapping[str, Tensor]
     calls: Mapping[str, Calls]
-    f: Float[Tensor, "n k"]  # with its graph, unless the output layer alone is inferred
-    last: OutputLayer | None  # None too when these data leave the network another way
+    f: Float[Tensor, "n k"]  # with its graph, unless only the output layer is inferred
+    last: OutputLayer | None  # also None if for these data the network's output is not that layer's output
 
     @property
     def outputs(self) -> Float[Tensor, "n k"]:
-        """f(x; θ*), finite, in float32 or better; detached, unless it is to be differentiable in x."""
+        """f(x; θ*) in float32 or better, checked to be finite; detached unless x is attached."""
         f = self.f if self.x.attached else self.f.detach()
         if not all_finite(f.detach()):
             raise NumericalError(
@@ -242,14 +245,15 @@ class Trace:
         return f.float() if f.dtype in (torch.float16, torch.bfloat16) else f
 
     def put_back(self) -> None:
-        """The leaves in the model again after other tensors were: layers may run forward once more on the way back."""
+        """Install the leaves again after others were installed: checkpointed layers rerun in the backward pass."""
         network = self.linearised.network
         install(network.model, {**network.tensors, **self.leaves}, network.aliases)
 
     def vjp(self, u: Float[Tensor, "n k"]) -> tuple[list[FactorBlock], dict[str, Tensor]]:
-        """Σ_n J_nᵀ u_n: dense layers as their rows g and a, to be summed many at a time, other tensors as they are.
+        """Σ_n J_nᵀ u_n. Linear layers are returned as blocks of factors (a, g), other tensors as gradients.
 
-        Of whole tensors, also where some of their entries are inferred.
+        The caller can then sum the products g aᵀ of many batches at once. Covers complete tensors, even if only some
+        of their entries are inferred.
         """
         layout, last = self.linearised.whole, self._last_path
         dense = {path: calls for path, calls in self.calls.items() if path != last and called_densely(calls, self.x.n)}
@@ -280,19 +284,19 @@ class Trace:
         return None if self.last is None else self.linearised.last
 
     def rows(self, cotangents: Float[Tensor, "n k c"]) -> Jacobian:
-        """Rows u_cᵀ J_n for the c columns u of the cotangents: J itself when they are the identity."""
+        """Rows u_cᵀ J_n for the c columns u of the cotangents (n, k, c); J itself if they are the identity."""
         return self._rows(cotangents, None if self.last is None else self.last.rows(cotangents))
 
     def jacobian(self) -> Jacobian:
         k = self.linearised.k
         block = self.output_block(torch.arange(k, device=self.f.device))
-        alone = block is not None and self.linearised.only_last  # then nobody looks at the columns
-        eye = self.f.new_zeros(1, 1) if alone else torch.eye(k, dtype=self.f.dtype, device=self.f.device)
+        unused = block is not None and self.linearised.only_last  # no backward pass: the cotangents are not read
+        eye = self.f.new_zeros(1, 1) if unused else torch.eye(k, dtype=self.f.dtype, device=self.f.device)
         eye = eye.expand(self.x.n, k, k)
         return self.rows(eye) if block is None else self._rows(eye, block)
 
     def output_block(self, order: Int[Tensor, ...]) -> OutputBlock | None:
-        """The output layer's block with its gradient left implicit, if its rows come in this order of f's entries."""
+        """The output layer's block with an implicit identity as gradient, if its rows are in this order of f."""
         if self.last is None:
             return None
         own = self.last.order if order.ndim == 2 else self.last.order.flatten()
@@ -316,8 +320,8 @@ class Trace:
         rest = {name: self.leaves[name] for name in self.linearised.rest.names}
         cotangents = cotangents.to(self.f.dtype)
         rows = None
-        if self.linearised.vectorised and not self.x.attached:  # its second derivatives are wrong for some layers
-            # torch.func may refuse single shapes of a model it can batch otherwise; the loop gives the same rows.
+        if self.linearised.vectorised and not self.x.attached:  # torch.func has wrong second derivatives of LayerNorm
+            # vmap may fail for some input shapes even if it worked in the rule check; the loop gives the same rows.
             with suppress(RuntimeError):
                 rows = vectorised_rows(self.linearised, self.x, rest, cotangents)
         if rows is None:
@@ -328,7 +332,7 @@ class Trace:
 def looped_rows(
     linearised: Linearised, x: ModelInput, leaves: Mapping[str, Tensor], cotangents: Float[Tensor, "n k c"]
 ) -> dict[str, Tensor]:
-    """Rows of J by one forward pass per datum and one backward pass per row: works for every model."""
+    """Rows of J by one forward pass per datum and one backward pass per row; works for every model."""
     rows = []
     for i in range(x.n):
         with linearised.network.plain_attention() if x.attached else nullcontext():
@@ -344,7 +348,7 @@ def pull_back(f: Tensor, sources: Sequence[Tensor], u: Tensor, *, attached: bool
     if not f.requires_grad:  # the output does not depend on any of these tensors
         return tuple(torch.zeros_like(p) for p in sources)
     gradients = vjp(f, sources, u, attached=attached)
-    # An embedding may ask for sparse gradients; rows are dense here.
+    # nn.Embedding(sparse=True) has sparse gradients; rows are dense here.
     dense = (g.to_dense() if g is not None and g.is_sparse else g for g in gradients)
     return tuple(torch.zeros_like(p) if g is None else g for p, g in zip(sources, dense, strict=True))
 
@@ -352,7 +356,7 @@ def pull_back(f: Tensor, sources: Sequence[Tensor], u: Tensor, *, attached: bool
 def vectorised_rows(
     linearised: Linearised, x: ModelInput, leaves: Mapping[str, Tensor], cotangents: Float[Tensor, "n k c"]
 ) -> dict[str, Tensor]:
-    """The same rows with data and cotangents batched by torch.func."""
+    """The same rows by torch.func, with vmap over data and cotangents."""
     detached = {name: leaf.detach() for name, leaf in leaves.items()}
     batched = [value for _, value in x.leaves() if x.batched(value)]
 
@@ -370,6 +374,6 @@ def vectorised_rows(
 
 
 def _refilled(x: ModelInput, values: list[Tensor]) -> ModelInput:
-    """x with its batched leaves replaced by these, in order."""
+    """x with its batched arguments replaced by `values`, in order."""
     supply = iter(values)
     return x.mapped(lambda v: next(supply) if x.batched(v) else v, 1)

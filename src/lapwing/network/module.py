@@ -1,4 +1,4 @@
-"""The user's module as a pure function of its inputs and tensors."""
+"""The user's module as a pure function of inputs and parameters."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from lapwing.runtime.sandbox import (
     same_states,
 )
 
-_FEW = 3  # data: an odd number that rarely equals a sequence length; equality is still caught by the probe's numbers
+_FEW = 3  # data for the rule check: rarely equal to another axis length, so a transposed batch axis is detected
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What a run of the network showed; of one that has not been run, the worst."""
+    """Properties found by a trial run of the network; before it, the conservative assumption."""
 
-    lent: bool = False  # it computes with the user's own tensors when copied
-    draws: bool = True  # it draws random numbers in eval mode
-    attends: bool = True  # it calls torch's attention
+    lent: bool = False  # the user's own modules are run, as a copy would compute with the user's tensors
+    draws: bool = True  # draws random numbers in eval mode
+    attends: bool = True  # calls torch's attention functions
 
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A private copy of the user's module and its tensors: a pure function of (x, θ).
+    """A private copy of the user's module and its tensors, a pure function f(x; θ).
 
-    A module that cannot be copied is the user's own, which is lent for each call.
+    If the module cannot be copied, the user's own is used, under a lock, and restored after each call.
     """
 
     model: nn.Module
-    tensors: Mapping[str, Tensor]  # parameters and buffers as they were
-    aliases: Mapping[str, str]
+    tensors: Mapping[str, Tensor]  # copies of all parameters and buffers
+    aliases: Mapping[str, str]  # every name of a tensor → the name it is listed under; they differ for tied tensors
     buffers: frozenset[str]
-    template: Template | None = None  # None: the model is lent
+    template: Template | None = None  # None: the user's own module is run
     traits: Traits = Traits()
 
     @classmethod
@@ -70,7 +70,7 @@ class Network:
         return cls(model, tensors, aliases, buffers, traits=Traits(lent=True))
 
     def with_traits(self, traits: Traits) -> Network:
-        """Of a network that is lent: on a private copy of the module, unless it has to be lent."""
+        """The network on a private copy of the module, unless `traits.lent`."""
         template = None if traits.lent else Template.of(self.model)
         if template is None:
             return replace(self, traits=replace(traits, lent=True))
@@ -78,12 +78,14 @@ class Network:
 
     @classmethod
     def tried(cls, model: nn.Module, x: ModelInput) -> tuple[Network, ModelInput, Tensor]:
-        """The network after a run on the first of these inputs, these few, and the output.
+        """Run the network on the first few inputs; returns network with traits, these inputs, and the output.
 
-        A model that reaches its own modules or tensors in a way the copy cannot follow is lent.
+        A model that reaches its own modules or tensors in a way the copy does not cover (a global variable, an object
+        outside the module tree) is detected here, and run itself under a lock from then on.
         """
         network = cls.of(model)
-        few = network.placed(x.rows(torch.arange(_FEW).clamp(max=x.n - 1)))  # in their order, which it may rely on
+        # The first rows in order, as sequences may be sorted by length; a smaller batch repeats its last row.
+        few = network.placed(x.rows(torch.arange(_FEW).clamp(max=x.n - 1)))
         try:
             network, output, escaped = network._seen_on(few, [*model.parameters(), *model.buffers()])
         except ModelError:
@@ -111,22 +113,23 @@ class Network:
 
     @contextmanager
     def borrowed(self) -> Iterator[Network]:
-        """The same on modules that are this call's alone, to be run inside."""
+        """Context with the network on modules that are private to this call."""
         with borrowed(self.template or self.model, draws=self.traits.draws) as model:
             yield replace(self, model=model)
 
     def plain_attention(self) -> AbstractContextManager[Any]:
-        """Attention by its plain formula, which has second and forward-mode derivatives, in this thread."""
+        """Context for second derivatives and forward-mode AD: attention by its formula instead of fused kernels."""
         return MathAttention() if self.traits.attends else nullcontext()
 
     def placed(self, x: ModelInput) -> ModelInput:
-        """Inputs on the model's device; floating-point ones in the model's dtype."""
+        """Inputs on the model's device; floating-point tensors in the model's dtype."""
 
         return placed(x, self.device, self.dtype)
 
     def __call__(self, x: ModelInput, replaced: Mapping[str, Tensor]) -> Tensor:
-        """The raw output with some tensors replaced; of a borrowed network only."""
-        fresh = {name: self.tensors[name].clone() for name in self.buffers}  # a forward pass may write into these
+        """The model's raw output with some tensors replaced; call it on a borrowed network only."""
+        # A forward pass may write to buffers (counters, caches): give each run its own copies.
+        fresh = {name: self.tensors[name].clone() for name in self.buffers}
         install(self.model, {**self.tensors, **fresh, **replaced}, self.aliases)
         return called(self.model, x)
 
@@ -160,7 +163,7 @@ def called(model: nn.Module, x: ModelInput) -> Tensor:
 
 
 def _logits(output: Any) -> Tensor:
-    """The outputs among what a model returns: itself, its `logits`, or the one entry of a tuple."""
+    """The output tensor of a model: the return value itself, its `logits`, or the single entry of a tuple."""
     found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
     if isinstance(found, tuple) and len(found) == 1:
         found = found[0]
@@ -185,7 +188,7 @@ def _no_forward_advice(error: Exception) -> str:
 
 
 def _columns_advice(error: Exception, x: ModelInput) -> str:
-    """What to do about columns that are no arguments of the model."""
+    """A hint if a mapping batch has columns that the model's forward does not accept."""
     if not isinstance(error, TypeError) or not x.kwargs:
         return ""
     return " Mapping batches go to the model as keyword arguments; inputs= names the columns that are inputs."
@@ -202,7 +205,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def with_images_in(x: ModelInput, layout: torch.memory_format) -> ModelInput:
-    """The same values; tensors (n, channels, height, width) laid out in memory as told."""
+    """The inputs with image tensors (n, channels, height, width) in the given memory format."""
     return x.mapped(lambda v: v.to(memory_format=layout) if _is_images(x, v) else v, x.n)
 
 
@@ -211,7 +214,7 @@ def _is_images(x: ModelInput, value: Any) -> bool:
 
 
 def check_outputs(f: Tensor, n: int) -> tuple[int, ...]:
-    """The shape of one datum's outputs, read off a batch of n; refuses what cannot be one row per datum."""
+    """The output shape of one datum, from the outputs of a batch of n; raises if the first axis is not the batch."""
     if f.ndim == 0 or f.shape[0] != n:
         raise ShapeError(
             f"The model gave outputs of shape {tuple(f.shape)} for {n} inputs; expected the batch as first axis: "
@@ -229,7 +232,7 @@ def check_outputs(f: Tensor, n: int) -> tuple[int, ...]:
 
 
 def check_module(function: str, model: Any) -> None:
-    """The first argument must be a module: not its class, not a function."""
+    """Raise unless `model` is an instance of nn.Module."""
     if isinstance(model, nn.Module):
         return
     came, cure = other_libraries.model_hint(model)

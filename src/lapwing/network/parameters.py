@@ -1,8 +1,7 @@
-"""Which parameters are inferred, and in which order: decided once, here.
+"""Which parameters are inferred, and their order in the flat parameter vector. Nothing else decides the order.
 
-Parameters stand in `model.named_parameters()` order, each tensor row-major. A tensor that several modules
-share is listed once, under the first of its names. A selection keeps single entries of those tensors; all others stay
-at their trained values.
+Parameters are in `model.named_parameters()` order, each tensor row-major. A tied tensor is listed once, under its first
+name. A selection infers single entries of these tensors; all other entries keep their trained values.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from lapwing.linalg import all_finite
 
 @dataclass(frozen=True, eq=False)
 class ParamLayout(Mapping[str, slice]):
-    """Names ↔ slices of the flat parameter vector: `layout["0.weight"]` is a slice.
+    """Maps names to slices of the flat parameter vector: `layout["0.weight"]` is a slice.
 
-    `selection` (int64, ascending) says which entries of the tensors, all written out one after the other, are inferred;
-    None: every entry. Slices count the selected entries only, shapes are those of the tensors.
+    `selection` (int64, ascending) holds the inferred entries of the concatenated tensors; None: all of them. Slices
+    refer to the selected entries only; shapes are those of the complete tensors.
     """
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     selection: Int[Tensor, " p"] | None = None
-    selected_by: str = ""  # in words, for those who ask later
+    selected_by: str = ""  # description of the selection, for `diagnose()`
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ParamLayout) or (self.names, self.shapes) != (other.names, other.shapes):
@@ -45,12 +44,13 @@ class ParamLayout(Mapping[str, slice]):
         return torch.equal(self.selection, other.selection)
 
     def __hash__(self) -> int:
-        return hash((self.names, self.shapes, self.p))
+        return hash((self.names, self.shapes, self.p))  # without the selection: tensors hash by identity
 
     @cached_property
     def slices(self) -> dict[str, slice]:
         bounds = [0, *accumulate(prod(shape) for shape in self.shapes)]
         if self.selection is not None:
+            # The number of selected entries before each bound is the bound among the selected entries.
             bounds = torch.searchsorted(self.selection, torch.tensor(bounds)).tolist()
         return {name: slice(*bounds[i : i + 2]) for i, name in enumerate(self.names)}
 
@@ -60,30 +60,32 @@ class ParamLayout(Mapping[str, slice]):
 
     @cached_property
     def whole(self) -> ParamLayout:
-        """Every entry of the same tensors."""
+        """The layout with all entries of the same tensors."""
         return self if self.selection is None else ParamLayout(self.names, self.shapes)
 
     def entries(self, name: str) -> Int[Tensor, " k"]:
-        """Which entries of a flat tensor are inferred."""
+        """Indices of the inferred entries of a flattened tensor."""
         if self.selection is None:
             return torch.arange(prod(self.shape(name)))
         return self.selection[self[name]] - self.whole[name].start
 
     def selected(self, indices: Int[Tensor, " k"], by: str = "") -> ParamLayout:
-        """Some of the parameters only; tensors that keep none of their entries are dropped."""
+        """The layout of a subset of the parameters; tensors without a selected entry are dropped."""
         at = indices if self.selection is None else self.selection[indices]
         chosen = {name: at[(at >= s.start) & (at < s.stop)] - s.start for name, s in self.whole.slices.items()}
         kept = [name for name, entries in chosen.items() if len(entries)]
         smaller = self.whole.restricted(kept)
         places = [chosen[name] + smaller[name].start for name in kept]
+        # at[:0] gives dtype and device if no entry is left, where torch.cat of an empty list would raise.
         return replace(smaller, selection=torch.cat([at[:0], *places]), selected_by=by)
 
     def places_in(self, other: ParamLayout) -> Int[Tensor, " p"]:
-        """Where each of these parameters stands in another layout; −1 where the other does not infer it."""
+        """Index of each parameter in another layout; −1 if the other layout does not infer it."""
         places = [torch.zeros(0, dtype=torch.long)]
         for name in self.names:
             mine, theirs = self.entries(name), other.entries(name)
             at = torch.searchsorted(theirs, mine)
+            # searchsorted may return len(theirs): the appended −1 matches no entry.
             known = torch.cat([theirs, theirs.new_full((1,), -1)])[at] == mine
             places.append(torch.where(known, at + other[name].start, -1))
         return torch.cat(places)
@@ -101,14 +103,14 @@ class ParamLayout(Mapping[str, slice]):
         return self.shapes[self.names.index(name)]
 
     def ravel(self, tensors: Mapping[str, Tensor]) -> Shaped[Tensor, " p"]:
-        """One flat vector out of named tensors."""
+        """Concatenate named tensors to a flat vector."""
         if not self.names:
             return torch.zeros(0, dtype=torch.float64)
         flat = torch.cat([tensors[name].reshape(-1) for name in self.names])
         return flat if self.selection is None else flat[self.selection.to(flat.device)]
 
     def unravel(self, theta: Shaped[Tensor, "... p"]) -> dict[str, Tensor]:
-        """Named tensors out of a flat vector, zero where it says nothing; leading axes are kept."""
+        """Split flat vectors into named tensors, zero at entries that are not inferred; leading axes are kept."""
         lead, flat = theta.shape[:-1], theta
         if self.selection is not None:
             flat = theta.new_zeros(*lead, self.whole.p).index_copy(-1, self.selection.to(theta.device), theta)
@@ -126,10 +128,10 @@ class ParamLayout(Mapping[str, slice]):
 
     @cached_property
     def modules(self) -> dict[str, tuple[str, ...]]:
-        """Module path → the tensors it holds itself: its weight and bias together.
+        """Module path → names of the tensors it holds directly, weight and bias together.
 
-        They stand side by side, except when a parametrised tensor comes after the module's children; that tensor is
-        then listed under a path of its own.
+        These are contiguous, with one exception: a parametrised tensor may come after the parameters of the module's
+        children. It is then listed under a path of its own.
         """
         grouped: dict[str, list[str]] = {}
         previous = None
@@ -176,7 +178,7 @@ def trainable(model: nn.Module) -> ParamLayout:
 
 
 def _thaw(model: nn.Module) -> str:
-    """How to get trainable parameters, depending on why there are none."""
+    """Advice on how to get trainable parameters, depending on why there are none."""
     if other_libraries.has_adapters(model):
         return (
             "The adapters were loaded frozen: load them with PeftModel.from_pretrained(base, path, is_trainable=True)."
@@ -188,11 +190,11 @@ def _thaw(model: nn.Module) -> str:
 
 
 def differentiable(model: nn.Module, layout: ParamLayout) -> ParamLayout:
-    """The layout, or an error where torch's quantised layers, which have no derivative, come after one of its modules.
+    """The layout; raises if torch's quantised layers, which have no derivative, follow one of its modules.
 
-    Nothing is pulled back through them: parameters before them would seem to have no effect on the outputs.
+    Gradients stop at such layers: parameters before them would appear to have no effect on the outputs.
     """
-    paths = [path for path, _ in model.named_modules()]
+    paths = [path for path, _ in model.named_modules()]  # in the order of definition, usually that of the forward pass
     packed = [path for path, module in model.named_modules() if other_libraries.has_packed_weights(module)]
     if packed and any(paths.index(owner(name)) < paths.index(packed[-1]) for name in layout.names):
         raise InputError(_QUANTISED.format(next(other_libraries.quantised(model))))
@@ -220,7 +222,7 @@ def matching(model: nn.Module, patterns: Sequence[str]) -> ParamLayout:
 
 
 def weights_of(layout: ParamLayout) -> ParamLayout:
-    """The tensors with two axes or more: no biases, no scales and shifts of norms."""
+    """The layout of tensors with at least two axes: without biases, scales and shifts."""
     weights = layout.restricted(name for name in layout.names if len(layout.shape(name)) > 1)
     if not weights.names:
         raise InputError("weights_only: none of the parameter tensors has two axes or more, so there is no weight.")
@@ -228,9 +230,9 @@ def weights_of(layout: ParamLayout) -> ParamLayout:
 
 
 def of_module(model: nn.Module, path: str) -> ParamLayout:
-    """The trainable parameters that one module holds itself; a tensor tied to another module's is among them.
+    """The trainable parameters that a module holds directly, including tensors tied to another module.
 
-    A tied tensor is one tensor: outputs depend on it through every module that holds it.
+    A tied tensor is one parameter: the outputs depend on it through every module that holds it.
     """
     layout = trainable(model)
     first = {id(tensor): name for name, tensor in model.named_parameters()}
@@ -245,9 +247,9 @@ def of_module(model: nn.Module, path: str) -> ParamLayout:
 
 
 def tied(model: nn.Module, layout: ParamLayout) -> bool:
-    """Whether one of these tensors is held by several modules."""
+    """Whether one of these tensors is tied between several modules."""
     owners: dict[int, set[str]] = {}
-    for name, tensor in model.named_parameters(remove_duplicate=False):
+    for name, tensor in model.named_parameters(remove_duplicate=False):  # a tied tensor appears once per name
         owners.setdefault(id(tensor), set()).add(owner(name))
     chosen = (tensor for name, tensor in model.named_parameters() if name in layout)
     return any(len(owners[id(tensor)]) > 1 for tensor in chosen)

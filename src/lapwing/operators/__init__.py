@@ -11,10 +11,8 @@ from lapwing.operators.dense_rows import DenseRows
 from lapwing.operators.diagonal import DiagonalCurvature, DiagonalPrecision
 from lapwing.operators.grouped_diagonal import GroupedDiagonal, one_group
 from lapwing.operators.kronecker import (
-    MOST_KEPT,
     EigenCurvature,
     KroneckerCurvature,
-    RotatedPrecision,
 )
 from lapwing.operators.kronecker_factors import (
     Basis,
@@ -24,12 +22,14 @@ from lapwing.operators.kronecker_factors import (
     KroneckerFactors,
     SplitDamping,
 )
-from lapwing.operators.low_rank import LowRankCurvature, LowRankPrecision, RootKernels, stacked
+from lapwing.operators.low_rank import LowRankCurvature, LowRankPrecision
 from lapwing.operators.matrix_free import MatrixFreeCurvature, MatrixFreePrecision, MatrixProducts
 from lapwing.operators.quadratic_forms import inv_quads
+from lapwing.operators.root_kernels import RootKernels
+from lapwing.operators.rotated import MOST_KEPT, RotatedPrecision
 from lapwing.operators.sampled import SampledCurvature, SampledPrecision
 from lapwing.operators.separate import SeparateCurvature, SeparatePrecision
-from lapwing.operators.written_rows import WrittenRows
+from lapwing.operators.written_rows import WrittenRows, stacked
 
 __all__ = [
     "MOST_KEPT",

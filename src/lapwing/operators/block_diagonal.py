@@ -1,4 +1,4 @@
-"""Any structure per contiguous block of parameters; nothing between blocks."""
+"""Block-diagonal curvature: any structure for each contiguous block of parameters, zero between blocks."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class BlockDiagonalCurvature(Curvature):
         return self.slices[-1].stop
 
     @property
-    def adds_prior(self) -> bool:  # type: ignore[override]
-        return all(H.adds_prior for H in self.blocks)
+    def exact_prior(self) -> bool:  # type: ignore[override]
+        return all(H.exact_prior for H in self.blocks)
 
     def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
         return torch.cat([H.mv(v[..., s]) for s, H in zip(self.slices, self.blocks, strict=True)], dim=-1)
@@ -49,6 +49,7 @@ class BlockDiagonalCurvature(Curvature):
         return BlockDiagonalCurvature(self.slices, tuple(H.scaled(c) for H in self.blocks))
 
     def mixed(self, others: Sequence[BlockDiagonalCurvature], scales: Float[Tensor, " g"]) -> BlockDiagonalCurvature:
+        # Blocks decide for themselves: KFAC blocks of the same data share A, low-rank blocks may become dense.
         columns = zip(self.blocks, *(other.blocks for other in others), strict=True)
         return BlockDiagonalCurvature(self.slices, tuple(first.mixed(rest, scales) for first, *rest in columns))
 
@@ -64,8 +65,8 @@ class BlockDiagonalCurvature(Curvature):
         blocks = tuple(H.plus(P0.restricted(s)) for s, H in zip(self.slices, self.blocks, strict=True))
         return BlockDiagonalPrecision(self.slices, blocks)
 
-    def undecomposed(self, P0: GroupedDiagonal) -> BlockDiagonalPrecision:
-        blocks = tuple(H.undecomposed(P0.restricted(s)) for s, H in zip(self.slices, self.blocks, strict=True))
+    def unfactorised(self, P0: GroupedDiagonal) -> BlockDiagonalPrecision:
+        blocks = tuple(H.unfactorised(P0.restricted(s)) for s, H in zip(self.slices, self.blocks, strict=True))
         return BlockDiagonalPrecision(self.slices, blocks)
 
     def coordinates(self, P0: GroupedDiagonal) -> Coordinates | None:
@@ -73,7 +74,7 @@ class BlockDiagonalCurvature(Curvature):
         if any(axes is None for axes in found):
             return None
         axes = [each for each in found if each is not None]
-        # A block numbers its own groups from zero, in the order of the whole prior's.
+        # `restricted` renumbers the groups present in a block from zero in ascending order: map them back.
         groups = [P0.index[s].unique()[each.index] for s, each in zip(self.slices, axes, strict=True)]
 
         def rotate(v: Tensor) -> Tensor:
@@ -87,7 +88,7 @@ class BlockDiagonalCurvature(Curvature):
 
 @dataclass(frozen=True, eq=False)
 class BlockDiagonalPrecision(Precision):
-    """diag(P_1, …, P_B): each verb is the blocks' own, put together."""
+    """diag(P_1, …, P_B): every method is applied to the blocks, and the results concatenated or summed."""
 
     slices: tuple[slice, ...]
     blocks: tuple[Precision, ...]
@@ -102,8 +103,8 @@ class BlockDiagonalPrecision(Precision):
     def solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
         return self._by_block(lambda P, part: P.solve(part), v)
 
-    def rough_solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
-        return self._by_block(lambda P, part: P.rough_solve(part), v)
+    def approximate_solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+        return self._by_block(lambda P, part: P.approximate_solve(part), v)
 
     def half_solve(self, eps: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
         return self._by_block(lambda P, part: P.half_solve(part), eps)
@@ -130,4 +131,5 @@ class BlockDiagonalPrecision(Precision):
         return torch.cat([verb(P, v[..., s]) for s, P in zip(self.slices, self.blocks, strict=True)], dim=-1)
 
     def _summed(self, verb: Callable[[Precision, Rows], Tensor], J: Rows) -> Tensor:
+        # J P⁻¹ Jᵀ = Σ_b J_b P_b⁻¹ J_bᵀ. A generator, so that the result of one block at a time is in memory.
         return reduce(torch.add, (verb(P, J.columns(s)) for s, P in zip(self.slices, self.blocks, strict=True)))

@@ -1,9 +1,9 @@
-"""A curvature H_R that stands for a larger H, with what it leaves out counted in the log determinant.
+"""A low-rank approximation H_R of the curvature H, with a bound on the log determinant that accounts for H − H_R.
 
     log det(I + P₀⁻¹H) ≤ log det(I + P₀⁻¹H_R) + tr P₀⁻¹(H − H_R),
 
-because the log determinant is concave and H_R is H seen through a P₀-orthogonal projection. The evidence made of it is
-a lower bound: Titsias (2009), with Λ in place of the noise.
+since the log determinant is concave and H_R is H under a P₀-orthogonal projection. The resulting
+marginal likelihood is a lower bound, as in Titsias (2009) with Λ in place of the inverse noise variance.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from lapwing.operators.low_rank import LowRankCurvature
 
 @dataclass(frozen=True, eq=False)
 class BoundedCurvature(Curvature):
-    """H_R, and the diagonal of the H it stands for."""
+    """H_R (`kept`), and the diagonal of the full H (`whole`)."""
 
     kept: Curvature
     whole: Float[Tensor, " p"]
-    adds_prior = False
+    exact_prior = False
 
     @property
     def p(self) -> int:  # type: ignore[override]
@@ -55,7 +55,7 @@ class BoundedCurvature(Curvature):
         return self.kept.to_dense()
 
     def left_out(self, P0: GroupedDiagonal) -> Scalar:
-        """tr P₀⁻¹(H − H_R)."""
+        """The trace term tr P₀⁻¹(H − H_R) of the bound."""
         inverse = P0.inverse()
         whole = (P0.group_sums(self.whole) / P0.values).sum()
         if isinstance(self.kept, LowRankCurvature):  # tr P₀⁻¹MᵀM = tr M P₀⁻¹Mᵀ
@@ -65,7 +65,7 @@ class BoundedCurvature(Curvature):
 
 @dataclass(frozen=True, eq=False)
 class BoundedPrecision(Precision):
-    """H_R + P₀ in every verb but `logdet`."""
+    """H_R + P₀ in every method except `logdet`, which is the upper bound."""
 
     H: BoundedCurvature
     kept: Precision

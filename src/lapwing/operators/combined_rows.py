@@ -1,4 +1,4 @@
-"""Rows that are combinations Rᵀ J of others: few functions that stand for many data."""
+"""Linear combinations Rᵀ J of other rows, such as inducing functions of a sparse Gaussian process."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from lapwing.operators.grouped_diagonal import GroupedDiagonal
 if TYPE_CHECKING:
     from lapwing.operators.kronecker_factors import Basis
 
-_WRITTEN_FLOATS = 1 << 23  # of rows written out a few at a time
+_WRITTEN_FLOATS = 1 << 23  # entries of dense rows formed at a time
 
 
 @dataclass(frozen=True, eq=False)
 class CombinedRows(Rows):
-    """RᵀJ with R (m, r): r rows, one per datum here. J stays in whichever form it has."""
+    """Rᵀ J with R (m, r), presented as r data with one row each. J stays factored."""
 
     base: Rows
     R: Float[Tensor, "m r"]
@@ -66,7 +66,7 @@ class CombinedRows(Rows):
         return torch.stack([(rows**2).sum(0) for rows in self._written_out()]).sum(0)
 
     def _written_out(self) -> Iterator[Float[Tensor, "j p"]]:
-        """Some rows at a time."""
+        """The rows as dense matrices, a few at a time."""
         return (self.base.pull(some) for some in self.R.T.split(max(1, _WRITTEN_FLOATS // self.p)))
 
     def rotated(self, basis: Basis) -> Rows:
@@ -80,7 +80,7 @@ class CombinedRows(Rows):
 
     def concatenated(self, others: Sequence[Rows]) -> CombinedRows:
         combined = [self, *(other for other in others if isinstance(other, CombinedRows))]
-        if all(rows.base is self.base for rows in combined):  # other combinations of the same rows
+        if all(rows.base is self.base for rows in combined):  # combinations of the same J: stack R instead
             return replace(self, R=torch.cat([rows.R for rows in combined], 1))
         base = self.base.concatenated([rows.base for rows in combined[1:]])
         return CombinedRows(base, torch.block_diag(*(rows.R for rows in combined)))

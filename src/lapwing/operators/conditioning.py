@@ -1,4 +1,4 @@
-"""Whether a precision can be told from rounding: refused in words when it cannot."""
+"""Checks that a precision matrix is positive definite beyond rounding error; raises a NumericalError otherwise."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from lapwing._types import Float, Tensor
 from lapwing.errors import NumericalError
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
 
-_MARGIN = 20  # eigenvalues below 20 · eps · largest have lost all but their first digit
-_STEPS = 4
+_MARGIN = 20  # eigenvalues below 20 · eps · λ_max have about one correct digit
+_STEPS = 4  # of inverse iteration
 
 
 def require_factored(P: Float[Tensor, "p p"], L: Float[Tensor, "p p"], P0: GroupedDiagonal) -> None:
-    """P = L Lᵀ must be resolved as it is, or with its diagonal scaled to one.
+    """Require P = L Lᵀ to be resolved, either as it is or after scaling its diagonal to one (Jacobi scaling).
 
-    Cholesky's error is that of the scaled matrix: a group whose prior is so strong that nothing of it is left takes no
-    digits from the others, however large its precision.
+    The error of a Cholesky factorisation is governed by the condition number of the scaled matrix. So a group with a
+    huge prior precision does not reduce the accuracy of the others.
     """
     smallest, largest = smallest_eigenvalue(L), float(torch.linalg.matrix_norm(P))
     if resolved(smallest, largest):
@@ -27,12 +27,12 @@ def require_factored(P: Float[Tensor, "p p"], L: Float[Tensor, "p p"], P0: Group
 
 
 def resolved(smallest: float, largest: float) -> bool:
-    """Whether the smallest eigenvalue stands above the rounding error that the largest brings along."""
+    """Whether the smallest eigenvalue exceeds the rounding error, `_MARGIN` · eps · λ_max."""
     return smallest > _MARGIN * torch.finfo(torch.float64).eps * largest
 
 
 def require_resolved(smallest: float, largest: float, p: int, P0: GroupedDiagonal) -> None:
-    """A NumericalError in words unless `resolved`."""
+    """Raise a NumericalError with eigenvalues and prior precisions unless `resolved`."""
     if resolved(smallest, largest):
         return
     low, high = float(P0.values.detach().min()), float(P0.values.detach().max())
@@ -47,7 +47,7 @@ def require_resolved(smallest: float, largest: float, p: int, P0: GroupedDiagona
 
 
 def require_semidefinite(left: Float[Tensor, "*p"], whole: Float[Tensor, "*p"], rounding: float = 1e-9) -> None:
-    """Eigenvalues left after some data were taken out: below zero by no more than the rounding of what was there."""
+    """Require eigenvalues after a downdate (data removed) to be non-negative up to the rounding error of `whole`."""
     smallest, largest = float(left.min()), float(whole.max())
     if smallest < -rounding * largest:
         raise NumericalError(
@@ -58,9 +58,10 @@ def require_semidefinite(left: Float[Tensor, "*p"], whole: Float[Tensor, "*p"], 
 
 
 def smallest_eigenvalue(L: Float[Tensor, "p p"]) -> float:
-    """Of L Lᵀ, from above and close: a few steps of inverse iteration, p² each."""
+    """An upper estimate of the smallest eigenvalue of L Lᵀ by inverse iteration; O(p²) per step."""
     if not len(L):
         return float("inf")
+    # A fixed start vector: no random numbers, and unlike a constant vector rarely orthogonal to the eigenvector.
     v = torch.cos(torch.arange(len(L), dtype=L.dtype, device=L.device))[:, None]
     growth = 1.0
     for _ in range(_STEPS):

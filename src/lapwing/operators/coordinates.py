@@ -1,4 +1,4 @@
-"""Axes in which the curvature and the prior are both diagonal: there a prior's change is elementwise."""
+"""A common eigenbasis of curvature and prior. In it, changing the prior is an elementwise operation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dense curvature: every entry of H is kept."""
+"""Dense curvature: the full (P, P) matrix H."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from lapwing.operators.grouped_diagonal import GroupedDiagonal
 
 @dataclass(frozen=True, eq=False)
 class SymmetricMatrix:
-    """A symmetric positive semi-definite matrix and its eigenvalues, found at most once."""
+    """A symmetric positive semi-definite matrix with cached eigendecomposition."""
 
     entries: Float[Tensor, "p p"]
 
     @cached_property
     def eigenvalues(self) -> Float[Tensor, " p"]:
-        # Rounding may push the zero eigenvalues of a singular H slightly below zero. Those of `eigenbasis` differ in
-        # the last bits: taking them when they are at hand would make results depend on what was asked before.
+        # clamp: rounding may make the zero eigenvalues of a singular H slightly negative.
+        # `eigenbasis` computes eigenvalues too, but they differ in the last bits. Reusing them would make results
+        # depend on which property was accessed first.
         return torch.linalg.eigvalsh(self.entries).clamp(min=0)
 
     @cached_property
@@ -35,11 +36,11 @@ class SymmetricMatrix:
 
 @dataclass(frozen=True, eq=False)
 class DenseCurvature(Curvature):
-    """c H. Scaled copies share the unit matrix, so they share its spectrum too."""
+    """c H. Scaled copies share the unscaled matrix and its cached eigenvalues."""
 
     unit: SymmetricMatrix
     scale: Scalar
-    adds_up = True
+    additive = True
 
     @classmethod
     def of(cls, H: Float[Tensor, "p p"]) -> DenseCurvature:
@@ -91,7 +92,7 @@ class DenseCurvature(Curvature):
 
 @dataclass(frozen=True, eq=False)
 class DensePrecision(Precision):
-    """P = c H + P₀ = L Lᵀ; the Cholesky factor is found when first needed."""
+    """P = c H + P₀ = L Lᵀ; the Cholesky factor is computed on first use."""
 
     H: DenseCurvature
     P0: GroupedDiagonal
@@ -106,7 +107,7 @@ class DensePrecision(Precision):
         L, info = torch.linalg.cholesky_ex(P)
         if int(info):
             values = torch.linalg.eigvalsh(P.detach())
-            # The factorisation failed, so zero is within rounding of the smallest, whatever its sign.
+            # Cholesky failed, so the smallest eigenvalue is zero up to rounding; eigvalsh may return a positive one.
             require_resolved(min(float(values[0]), 0.0), float(values[-1]), self.p, self.P0)
         require_factored(P.detach(), L.detach(), self.P0)
         return L
@@ -137,7 +138,7 @@ class DensePrecision(Precision):
         return torch.cholesky_inverse(self.factor).diagonal()
 
     def logdet(self) -> Scalar:
-        if self.P0.isotropic:  # log det(cH + δI) = Σ log(c λ + δ): no factorisation per δ
+        if self.P0.isotropic:  # log det(cH + δI) = Σ log(c λ + δ): one eigendecomposition serves every δ and c
             values = self.H.spectrum() + self.P0.values
             if self.p:
                 require_resolved(float(values.detach().min()), float(values.detach().max()), self.p, self.P0)
@@ -148,5 +149,5 @@ class DensePrecision(Precision):
         return self.H.to_dense() + self.P0.diagonal.diag()
 
     def _whitened(self, J: Rows) -> Float[Tensor, "nc p"]:
-        """L⁻¹ Jᵀ, rows first."""
+        """(L⁻¹ Jᵀ)ᵀ = J L⁻ᵀ, so that J P⁻¹ Jᵀ is its Gram matrix."""
         return torch.linalg.solve_triangular(self.factor, J.dense().flatten(0, 1).T, upper=False).T

@@ -1,4 +1,4 @@
-"""Rows that are simply a matrix: eigenvectors, for instance, which have no layer's factors."""
+"""Rows stored as a dense matrix, such as eigenvectors, which have no factorisation by layers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class DenseRows(Rows):
         scaled = D.diagonal * self.M
         if isinstance(other, DenseRows):
             return scaled @ other.M.T
-        return other.mv(scaled).double().reshape(self.n, -1)  # M D J'ᵀ = (J' D Mᵀ)ᵀ: the other rows stay factors
+        return other.mv(scaled).double().reshape(self.n, -1)  # M D J'ᵀ = (J' D Mᵀ)ᵀ without forming J' densely
 
     def sum_squares(self) -> Float[Tensor, " p"]:
         return (self.M**2).sum(0)

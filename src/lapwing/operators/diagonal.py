@@ -16,10 +16,10 @@ from lapwing.operators.grouped_diagonal import GroupedDiagonal
 
 @dataclass(frozen=True, eq=False)
 class DiagonalCurvature(Curvature):
-    """H = diag(h), h ≥ 0. The entries of a very long one are float32; what comes out is as long, and float32 too."""
+    """H = diag(h), h ≥ 0. For very large networks the entries, and all results, are float32."""
 
     entries: Float[Tensor, " p"]
-    adds_up = True
+    additive = True
 
     @property
     def p(self) -> int:  # type: ignore[override]
@@ -41,7 +41,7 @@ class DiagonalCurvature(Curvature):
         return self.entries
 
     def scaled(self, c: Scalar) -> DiagonalCurvature:
-        same = not c.requires_grad and float(c) == 1  # then not copied
+        same = not c.requires_grad and float(c) == 1  # avoids a copy of P entries
         return self if same else replace(self, entries=c * self.entries)
 
     def mixed(self, others: Sequence[DiagonalCurvature], scales: Float[Tensor, " g"]) -> DiagonalCurvature:
@@ -50,7 +50,7 @@ class DiagonalCurvature(Curvature):
     def without(self, other: DiagonalCurvature) -> DiagonalCurvature:
         left = self.entries - other.entries
         require_semidefinite(left, self.entries)
-        return replace(self, entries=left.clamp(min=0))  # below zero only by rounding
+        return replace(self, entries=left.clamp(min=0))  # negative by rounding only
 
     def coordinates(self, P0: GroupedDiagonal) -> Coordinates:
         return Coordinates(self.entries, P0.index, lambda v: v)
@@ -63,13 +63,13 @@ class DiagonalCurvature(Curvature):
 
 
 def _shifted(entries: Float[Tensor, " p"], P0: GroupedDiagonal) -> Float[Tensor, " p"]:
-    """h + P₀; one precision is not written out for all entries first."""
+    """h + P₀; a single prior precision is broadcast, not expanded to P entries first."""
     return entries + (P0.values[0] if P0.isotropic else P0.diagonal.to(entries.dtype))
 
 
 @dataclass(frozen=True, eq=False)
 class DiagonalPrecision(Precision):
-    """P = diag(d), d > 0. Every verb is elementwise."""
+    """P = diag(d), d > 0. Every method is elementwise."""
 
     entries: Float[Tensor, " p"]
 
@@ -100,7 +100,7 @@ class DiagonalPrecision(Precision):
         return 1 / self.entries
 
     def logdet(self) -> Scalar:
-        return self.entries.log().sum(dtype=torch.float64)
+        return self.entries.log().sum(dtype=torch.float64)  # a float32 sum over millions of entries loses digits
 
     def to_dense(self) -> Float[Tensor, "p p"]:
         return self.entries.diag()

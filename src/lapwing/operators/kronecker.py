@@ -1,30 +1,31 @@
-"""Kronecker curvature of a layer: H = B ⊗ A in row-major W (out, in), for q parallel maps.
+"""Kronecker-factored curvature (KFAC) of a layer: H = B ⊗ A for row-major W (out, in), for q parallel maps.
 
-A is the mean of a aᵀ over data and positions, B the sum of g gᵀ. In the eigenbases of the two the precision is
-diagonal, so every verb is a rotation and an elementwise operation, and a new prior costs no new decomposition.
+A is the mean of a aᵀ over data and positions (a: layer inputs), B the sum of g Λ gᵀ (g: output gradients). In the
+eigenbasis U_B ⊗ U_A the precision is diagonal: every method is a rotation and an elementwise operation, and a new prior
+needs no new eigendecomposition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial, reduce
+from functools import reduce
 
 import torch
 
 from lapwing._types import Float, Scalar, Tensor
 from lapwing.errors import NumericalError, StructureError
-from lapwing.linalg import joined, products_on_grid, recomputed
+from lapwing.linalg import products_on_grid
 from lapwing.operators.arrangement import Arrangement
-from lapwing.operators.base import Curvature, Precision, Rows
+from lapwing.operators.base import Curvature
 from lapwing.operators.conditioning import require_semidefinite
 from lapwing.operators.coordinates import Coordinates
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
 from lapwing.operators.kronecker_factors import Basis, Damping, KroneckerFactors
+from lapwing.operators.rotated import RotatedPrecision, one_precision
 
-MOST_KEPT = 1 << 20  # inverse eigenvalues of a layer that are kept; more are made anew for every piece of the inputs
-_DOWNDATED = {torch.float64: 1e-9, torch.float32: 1e-5}  # how far below zero a difference of sums may be by rounding
-_MANY_PRODUCTS = 1 << 14  # eigenvalues of a map from which on their sums are convolutions
+_DOWNDATED = {torch.float64: 1e-9, torch.float32: 1e-5}  # relative rounding error of eigenvalues after a downdate
+_MANY_PRODUCTS = 1 << 14  # eigenvalues a_i b_j of a map from which their sums are computed on a grid
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,14 +37,14 @@ class KroneckerCurvature(Curvature):
     factors: KroneckerFactors
     scale: Scalar
     damping: Damping
-    adds_up = True
+    additive = True
 
     @property
     def p(self) -> int:  # type: ignore[override]
         return sum(s.stop - s.start for s in self.arrangement.slices)
 
     @property
-    def adds_prior(self) -> bool:  # type: ignore[override]
+    def exact_prior(self) -> bool:  # type: ignore[override]
         return self.damping.adds
 
     def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
@@ -60,12 +61,13 @@ class KroneckerCurvature(Curvature):
 
     def weighted_spectrum(self) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"]]:
         a, b = self.factors.a, self.factors.b
-        if a.shape[1] * b.shape[1] < _MANY_PRODUCTS:
+        if a.shape[1] * b.shape[1] < _MANY_PRODUCTS:  # for few products the exact sum is faster than the grid
             return super().weighted_spectrum()
         values, weights = zip(*(products_on_grid(*maps) for maps in zip(a, b, strict=True)), strict=True)
         return self.scale * torch.cat(values), torch.cat(weights)
 
     def trace(self) -> Scalar:
+        # tr(B ⊗ A) = tr B · tr A per map, without eigendecompositions
         b, a = (eigen.diagonal().sum(-1) for eigen in (self.factors.eigen_B, self.factors.eigen_A))
         return self.scale * (b * a).sum() / self.factors.count
 
@@ -73,7 +75,7 @@ class KroneckerCurvature(Curvature):
         return replace(self, scale=c * self.scale)
 
     def mixed(self, others: Sequence[KroneckerCurvature], scales: Float[Tensor, " g"]) -> KroneckerCurvature:
-        # Parts of the same data share A; curvatures of other data add to its sum and its count.
+        # Parts of one pass share A: only B adds up. Curvatures of other data add to the sum and the count of A too.
         parts = (self, *others)
         B_sum = _weighted_sum((c * H.scale, H.factors.B_sum) for c, H in zip(scales, parts, strict=True))
         if all(H.factors.same_inputs(self.factors) for H in others):
@@ -84,7 +86,7 @@ class KroneckerCurvature(Curvature):
         return replace(self, factors=factors, scale=torch.ones_like(self.scale))
 
     def joined(self, others: Sequence[KroneckerCurvature]) -> KroneckerCurvature:
-        """Sums of other data, even where they happen to be equal to these."""
+        """Unlike `mixed`, treats the others as different data even if their A happens to be equal."""
         parts = (self, *others)
         B_sum = _weighted_sum((H.scale, H.factors.B_sum) for H in parts)
         A_sum, count = reduce(torch.add, (H.factors.A_sum for H in parts)), sum(H.factors.count for H in parts)
@@ -96,19 +98,21 @@ class KroneckerCurvature(Curvature):
             raise NumericalError(f"Block '{self.name}': nothing would be left of its data.")
         A_sum = self.factors.A_sum - other.factors.A_sum
         B_sum = self.scale * self.factors.B_sum - other.scale * other.factors.B_sum
+        # B ⊗ A of the difference is positive semi-definite if both factors are, so check them separately.
         for left, whole in ((A_sum, self.factors.a * self.factors.count), (B_sum, self.scale * self.factors.b)):
             require_semidefinite(torch.linalg.eigvalsh(left.double()), whole, _DOWNDATED[left.dtype])
         return replace(self, factors=KroneckerFactors(A_sum, count, B_sum), scale=torch.ones_like(self.scale))
 
     def addends(self) -> tuple[Tensor, ...]:
-        """Σ a aᵀ, its count, and Σ g gᵀ. A layer that none of these data went through has no inputs to count."""
+        """Σ a aᵀ, its count, and c Σ g Λ gᵀ."""
+        # A layer that this rank's data did not pass through has a default count of 1, which must not be added.
         seen = self.factors.count > 1 or bool(self.factors.eigen_A.diagonal().any())
         count = torch.tensor(self.factors.count * seen, dtype=torch.float64)
         return self.factors.A_sum, count, self.scale * self.factors.B_sum
 
     def with_sums(self, sums: Iterator[Tensor]) -> KroneckerCurvature:
         A_sum, count, B_sum = next(sums), next(sums), next(sums)
-        kept = self.factors.eigen_A.dtype, self.factors.eigen_B.dtype
+        kept = self.factors.eigen_A.dtype, self.factors.eigen_B.dtype  # sums over ranks are computed in float64
         factors = KroneckerFactors(A_sum.to(kept[0]), max(float(count), 1.0), B_sum.to(kept[1]))
         return replace(self, factors=factors, scale=torch.ones_like(self.scale))
 
@@ -116,13 +120,14 @@ class KroneckerCurvature(Curvature):
         a, b, delta = self.factors.a, self.scale * self.factors.b, one_precision(P0, self.name)
         return RotatedPrecision(self.arrangement, self.factors.basis, lambda: self.damping.eigenvalues(a, b, delta))
 
-    def undecomposed(self, P0: GroupedDiagonal) -> RotatedPrecision:
+    def unfactorised(self, P0: GroupedDiagonal) -> RotatedPrecision:
         layer, factors = self.arrangement, self.factors
+        # The factors have the shape of their eigenvectors: cloned, they take the memory that those will take.
         basis = Basis(factors.A_sum.clone(), factors.B_sum.clone())
         return RotatedPrecision(layer, basis, lambda: P0.values.new_ones(layer.q, layer.o, layer.i))
 
     def coordinates(self, P0: GroupedDiagonal) -> Coordinates | None:
-        if not P0.isotropic or not self.adds_prior:
+        if not P0.isotropic or not self.exact_prior:
             return None
         rotate = self.factors.basis.rotate
         return Coordinates(self.spectrum(), P0.index, lambda v: rotate(self.arrangement.matrices(v)).flatten(-3))
@@ -133,13 +138,13 @@ class KroneckerCurvature(Curvature):
 
 @dataclass(frozen=True, eq=False)
 class EigenCurvature(Curvature):
-    """EKFAC: U diag(s) Uᵀ with U = U_B ⊗ U_A, and s the curvature along each axis (George et al., 2018)."""
+    """EKFAC (George et al., 2018): H = U diag(s) Uᵀ with U = U_B ⊗ U_A and s = diag UᵀHU, the curvature along U."""
 
     name: str
     arrangement: Arrangement
     basis: Basis
     s: Float[Tensor, "q o i"]
-    adds_up = True
+    additive = True
 
     @property
     def p(self) -> int:  # type: ignore[override]
@@ -150,7 +155,7 @@ class EigenCurvature(Curvature):
         return self.arrangement.flat(self.basis.back(self.s * W), self.p)
 
     def diagonal(self) -> Float[Tensor, " p"]:
-        return self.arrangement.flat(self.basis.through_squares(self.s), self.p)
+        return self.arrangement.flat(self.basis.squared_diagonal(self.s), self.p)
 
     def spectrum(self) -> Float[Tensor, " p"]:
         return self.s.flatten()
@@ -171,7 +176,7 @@ class EigenCurvature(Curvature):
         return (self.s,)
 
     def with_sums(self, sums: Iterator[Tensor]) -> EigenCurvature:
-        """The axes were found together, so they are the same for all data."""
+        """Sum of s. The eigenbasis was computed from the factors of all ranks, so it is the same on each."""
         return replace(self, s=next(sums))
 
     def plus(self, P0: GroupedDiagonal) -> RotatedPrecision:
@@ -188,109 +193,6 @@ class EigenCurvature(Curvature):
         return self.mv(torch.eye(self.p, dtype=torch.float64, device=self.s.device))
 
 
-@dataclass(frozen=True, eq=False)
-class RotatedPrecision(Precision):
-    """P = U diag(E) Uᵀ with U = U_B ⊗ U_A: diagonal after a rotation of inputs and outputs."""
-
-    arrangement: Arrangement
-    basis: Basis
-    eigenvalues: Callable[[], Float[Tensor, "q o i"]]  # made when asked for: predictions keep their inverses alone
-
-    @property
-    def E(self) -> Float[Tensor, "q o i"]:
-        return self.eigenvalues()
-
-    @property
-    def p(self) -> int:  # type: ignore[override]
-        return self.arrangement.q * self.arrangement.o * self.arrangement.i
-
-    def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
-        return self._through(v, self.E)
-
-    def solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
-        return self._through(v, 1 / self.E)
-
-    def rough_solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
-        U_B, U_A = self.basis.at(torch.float32)
-        W = U_B.mT @ self.arrangement.matrices(v.float()) @ U_A
-        W = U_B @ (W * self._single_inverse.reshape(W.shape[-3:])) @ U_A.mT
-        return self.arrangement.flat(W, self.p).to(v.dtype)
-
-    def half_solve(self, eps: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
-        W = self.arrangement.matrices(eps) * self.E.rsqrt()
-        return self.arrangement.flat(self.basis.back(W), self.p)
-
-    def inv_quad(self, J: Rows) -> Float[Tensor, "n c c"]:
-        return joined(self._each(J, lambda rows, inverse: rows.quad(inverse)))
-
-    def inv_quad_diagonal(self, J: Rows) -> Float[Tensor, "n c"]:
-        return joined(self._each(J, lambda rows, inverse: rows.quad_diagonal(inverse)))
-
-    def inv_gram(self, J: Rows) -> Float[Tensor, "nc nc"]:
-        rotated = J.rotated(self.basis)
-        every = torch.arange(self.p, device=J.device)
-        return rotated.cross(rotated, GroupedDiagonal(self._inverse, every))
-
-    def inv_diagonal(self) -> Float[Tensor, " p"]:
-        return self.arrangement.flat(self.basis.through_squares(1 / self.E), self.p)
-
-    def logdet(self) -> Scalar:
-        return self.E.log().sum()
-
-    def to_dense(self) -> Float[Tensor, "p p"]:
-        return self.mv(torch.eye(self.p, dtype=torch.float64, device=self.basis.U_A.device))
-
-    def _each(self, J: Rows, contract: Callable[[Rows, Tensor], Tensor]) -> Iterator[Tensor]:
-        """Contractions of some data at a time, in the eigenbasis with the inverse eigenvalues in the rows' dtype."""
-        inverses: dict[torch.dtype, Tensor] = {}
-
-        def contracted(some: Rows) -> Tensor:
-            rows = some.fresh().rotated(self.basis)
-            if rows.dtype not in inverses:
-                inverses[rows.dtype] = self._inverse_for(rows.dtype)
-            return contract(rows, inverses[rows.dtype])
-
-        return (recomputed(partial(contracted, some), attached=J.attached) for some in J.pieces())
-
-    def _inverse_for(self, dtype: torch.dtype) -> Float[Tensor, " p"]:
-        return self._single_inverse if dtype == torch.float32 else self._inverse
-
-    @property
-    def _inverse(self) -> Float[Tensor, " p"]:
-        return (1 / self.E).flatten() if self.p > MOST_KEPT else self._kept_inverse
-
-    @property
-    def _single_inverse(self) -> Float[Tensor, " p"]:
-        return self._as_single() if self.p > MOST_KEPT else self._kept_single_inverse
-
-    @cached_property
-    def _kept_inverse(self) -> Float[Tensor, " p"]:
-        return (1 / self.E).flatten()
-
-    @cached_property
-    def _kept_single_inverse(self) -> Float[Tensor, " p"]:
-        return self._as_single()
-
-    def _as_single(self) -> Float[Tensor, " p"]:
-        return self.E.reciprocal_().flatten().float()  # made anew, and nobody else's
-
-    def _through(self, v: Tensor, E: Tensor) -> Tensor:
-        W = self.basis.rotate(self.arrangement.matrices(v))
-        return self.arrangement.flat(self.basis.back(E * W), self.p)
-
-
-def one_precision(P0: GroupedDiagonal, name: str) -> Scalar:
-    """The block's single prior precision: a Kronecker product plus an uneven diagonal has no cheap inverse."""
-    if not P0.isotropic:
-        sizes = ", ".join(str(int(size)) for size in P0.sizes[:4])
-        raise StructureError(
-            f"Kronecker block '{name}' needs one prior precision, but the prior has {P0.n_groups} groups in it "
-            f"({sizes} entries). A Kronecker product plus an uneven diagonal has no cheap exact inverse. Use "
-            'groups="layer" (or Kron(bias="separate") with groups="tensor"), or structure "diag" or "full".'
-        )
-    return P0.values[0]
-
-
 def _weighted_sum(terms: Iterable[tuple[Scalar, Float[Tensor, "q d d"]]]) -> Float[Tensor, "q d d"]:
-    """Σ c M, in the dtype of the matrices."""
+    """Σ c M. The scales have no axes, so the result keeps the dtype of the matrices."""
     return reduce(torch.add, (c * M for c, M in terms))

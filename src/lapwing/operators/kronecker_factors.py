@@ -1,4 +1,4 @@
-"""The factors of a layer's curvature B ⊗ A, their eigenvectors, and how a prior enters the eigenvalues."""
+"""Kronecker factors A and B of a layer's curvature B ⊗ A, their eigendecompositions, and damping by the prior."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from lapwing._types import Float, Tensor
 
 @dataclass(frozen=True, eq=False)
 class Basis:
-    """Eigenvectors of A and B, in which the layer's curvature is diagonal. Large ones are kept in float32."""
+    """Eigenvectors of A and B: in the basis U_B ⊗ U_A the layer's curvature is diagonal. Large ones are float32."""
 
     U_A: Float[Tensor, "q i i"]
     U_B: Float[Tensor, "q o o"]
 
     @cached_property
     def _single(self) -> tuple[Tensor, Tensor]:
+        # Cached, unlike conversions to other dtypes: float32 networks rotate every batch of rows.
         return self.U_B.float(), self.U_A.float()
 
     def same(self, other: Basis) -> bool:
@@ -37,21 +38,21 @@ class Basis:
         return U_B.mT @ W @ U_A
 
     def back(self, W: Float[Tensor, "... q o i"]) -> Float[Tensor, "... q o i"]:
-        """U_B W U_Aᵀ."""
+        """U_B W U_Aᵀ, the inverse of `rotate`."""
         U_B, U_A = self.at(W.dtype)
         return U_B @ W @ U_A.mT
 
-    def through_squares(self, E: Float[Tensor, "q o i"]) -> Float[Tensor, "q o i"]:
-        """diag of U diag(E) Uᵀ: Σ_pj U_B[o, p]² E[p, j] U_A[i, j]²."""
+    def squared_diagonal(self, E: Float[Tensor, "q o i"]) -> Float[Tensor, "q o i"]:
+        """The diagonal of U diag(E) Uᵀ, U = U_B ⊗ U_A: Σ_pj U_B[o, p]² E[p, j] U_A[i, j]²."""
         U_B, U_A = self.at(E.dtype)
         return U_B**2 @ E @ (U_A**2).mT
 
 
 class Eigen:
-    """A positive semidefinite mean, sum / count, and its eigenvalues and eigenvectors, found when first asked for.
+    """A positive semi-definite mean, sum / count, with a lazy eigendecomposition.
 
-    A sum in float32 is a large one: it is let go once it is decomposed, and rebuilt as U diag(λ) Uᵀ where it is asked
-    for. The decomposition itself is done in float64, one map at a time; eigenvalues stay in float64.
+    A float32 sum is a large one. It is released once decomposed, to save memory, and rebuilt as U diag(λ) Uᵀ on access.
+    The decomposition is computed in float64, one map at a time; eigenvalues stay float64.
     """
 
     def __init__(self, total: Float[Tensor, "q d d"], count: float = 1.0) -> None:
@@ -61,14 +62,14 @@ class Eigen:
 
     @classmethod
     def decomposed(cls, values: Float[Tensor, "q d"], U: Float[Tensor, "q d d"], count: float) -> Eigen:
-        """From the eigenvalues of the mean and its eigenvectors, where the sum was let go."""
+        """From eigenvalues of the mean and eigenvectors, without the sum."""
         made = cls(U, count)
         made._total, made._pair = None, (values, U)
         return made
 
     @property
     def total(self) -> Float[Tensor, "q d d"]:
-        """The sum; not kept if it has to be rebuilt."""
+        """The sum. If it was released it is rebuilt, and not kept."""
         if self._total is not None:
             return self._total
         values, U = self.pair
@@ -76,6 +77,7 @@ class Eigen:
 
     @property
     def pair(self) -> tuple[Float[Tensor, "q d"], Float[Tensor, "q d d"]]:
+        """Eigenvalues of the mean, ascending, and eigenvectors."""
         if self._pair is None:
             assert self._total is not None
             self.know(*self._decomposition(self._total))
@@ -91,9 +93,10 @@ class Eigen:
             for k, M in enumerate(total):
                 values[k], vectors = torch.linalg.eigh(M.double())
                 U[k] = vectors
-                del vectors
+                del vectors  # else two float64 copies would exist while the next map is decomposed
         values = values / self.count
-        # Eigenvalues within rounding of zero are zero: a rank-deficient factor must not outweigh a weak prior.
+        # Set eigenvalues within rounding error to zero. Otherwise, for a rank-deficient factor and a weak prior, the
+        # rounding error would dominate the prior precision.
         rounding = _rounding(total) * values.amax(-1, keepdim=True)
         return torch.where(values > rounding, values, 0.0), U
 
@@ -102,13 +105,13 @@ class Eigen:
         return self._pair is not None
 
     @property
-    def rebuilds(self) -> bool:
-        """Whether the sum was let go."""
+    def sum_released(self) -> bool:
+        """Whether the sum was released after the decomposition."""
         return self._total is None
 
     @property
     def held(self) -> Float[Tensor, "q d d"]:
-        """What is in memory: the sum, or the eigenvectors where it was let go."""
+        """The matrix in memory: the sum, or the eigenvectors if it was released."""
         return self.pair[1] if self._total is None else self._total
 
     @property
@@ -116,32 +119,35 @@ class Eigen:
         return self.held.dtype
 
     def know(self, values: Float[Tensor, "q d"], U: Float[Tensor, "q d d"]) -> None:
-        """Spare the decomposition: another process has found it."""
+        """Set the eigendecomposition, computed by another rank."""
         total = self._total
         if total is not None and total.dtype != torch.float64:
-            self._total, U = None, U.to(total.dtype)
+            self._total, U = None, U.to(total.dtype)  # release the sum: U and λ determine it
+        # One assignment of a complete tuple: another thread sees the old pair or the new one, never a mixture.
         self._pair = values, U
 
     def diagonal(self) -> Float[Tensor, "q d"]:
-        """Of the sum, float64; without rebuilding it."""
+        """The diagonal of the sum in float64, without rebuilding the sum."""
         if self._total is not None:
             return self._total.diagonal(dim1=-2, dim2=-1).double()
         values, U = self.pair
+        # diag U diag(λ) Uᵀ = (U ∘ U) λ, one map at a time to bound the memory of the float64 copies
         return self.count * torch.stack([(u.double() ** 2) @ v for u, v in zip(U, values, strict=True)])
 
 
 def _rounding(total: Float[Tensor, "q d d"]) -> float:
-    """Relative to the largest, which eigenvalues are rounding: d ε in float64, the bound of the solver's error.
+    """Threshold relative to λ_max below which eigenvalues are rounding error: d ε in float64, the solver's error bound.
 
-    In float32 the entries are rounded, the solver is not. Their errors are independent, so they add up to far less than
-    d ε, and a bound of that size (1e-4) would remove eigenvalues that the data determine.
+    A float32 sum is decomposed in float64, so only its entries are rounded. Those errors are independent and add up to
+    far less than d ε, so the threshold is ε: d ε (1e-4) would remove eigenvalues that the data determine.
     """
     eps = torch.finfo(total.dtype).eps
     return total.shape[-1] * eps if total.dtype == torch.float64 else eps
 
 
 class KroneckerFactors:
-    """Sums over the data: Σ a aᵀ with the number of positions in it, and Σ g gᵀ. They add; the mean is taken once."""
+    """Sums over data: Σ a aᵀ with its count of positions, and Σ g Λ gᵀ. Sums are additive; A is divided by its count
+    only when used."""
 
     def __init__(
         self, A_sum: Float[Tensor, "q i i"] | Eigen, count: float, B_sum: Float[Tensor, "q o o"] | Eigen
@@ -164,10 +170,12 @@ class KroneckerFactors:
 
     @property
     def a(self) -> Float[Tensor, "q i"]:
+        """Eigenvalues of A."""
         return self.eigen_A.pair[0]
 
     @property
     def b(self) -> Float[Tensor, "q o"]:
+        """Eigenvalues of B."""
         return self.eigen_B.pair[0]
 
     @cached_property
@@ -180,18 +188,18 @@ class KroneckerFactors:
 
     @property
     def single(self) -> bool:
-        """Whether a factor is kept in float32."""
+        """Whether a factor is stored in float32."""
         return torch.float32 in (self.eigen_A.dtype, self.eigen_B.dtype)
 
     def same_inputs(self, other: KroneckerFactors) -> bool:
-        """Whether both are of the same data."""
+        """Whether both have the same A: parts of one likelihood from the same pass over the data."""
         if self.eigen_A is other.eigen_A:
             return True
         return self.count == other.count and torch.equal(self.A_sum, other.A_sum)
 
 
 class Damping(ABC):
-    """How the prior δ enters the eigenvalues of B ⊗ A."""
+    """How the prior precision δ is added to the eigenvalues of B ⊗ A."""
 
     adds: bool  # whether P = H + δ I exactly
 
@@ -201,17 +209,20 @@ class Damping(ABC):
 
 @dataclass(frozen=True)
 class ExactDamping(Damping):
-    """b_o a_i + δ: the prior itself."""
+    """Exact: eigenvalues b_o a_i + δ."""
 
     adds = True
 
     def eigenvalues(self, a: Tensor, b: Tensor, delta: Tensor) -> Float[Tensor, "q o i"]:
-        return torch.addcmul(delta, b[:, :, None], a[:, None, :])
+        return torch.addcmul(delta, b[:, :, None], a[:, None, :])  # one kernel, no intermediate tensor of P entries
 
 
 @dataclass(frozen=True)
 class SplitDamping(Damping):
-    """(b_o + √δ)(a_i + √δ): each factor gets its share (Ritter et al., 2018); always more concentrated."""
+    """Split between the factors: eigenvalues (b_o + √δ)(a_i + √δ) (Ritter et al., 2018).
+
+    Overestimates the precision: the extra term is √δ (a_i + b_o) ≥ 0.
+    """
 
     adds = False
 

@@ -1,114 +1,37 @@
-"""Low-rank curvature: H = Mᵀ diag(c) M with few rows M, handled through the small matrix M P₀⁻¹ Mᵀ.
+"""Low-rank curvature H = Mᵀ diag(c) M with M (r, P), handled through the kernel matrix M P₀⁻¹ Mᵀ (r, r).
 
-With M the rows SᵀJ of all training data this is function-space inference: exact, and the smaller side
-whenever N·C < P.
+With M the rows SᵀJ of all training data this is Gaussian process inference with the kernel J P₀⁻¹ J'ᵀ. It is exact, and
+cheaper than the dense (P, P) matrix if N·C < P.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 
 from lapwing._types import Float, Scalar, Tensor
 from lapwing.errors import StructureError
-from lapwing.linalg import semidefinite_eigenvalues
 from lapwing.operators.base import Curvature, Precision, Rows
 from lapwing.operators.conditioning import require_resolved, resolved, smallest_eigenvalue
 from lapwing.operators.dense import DenseCurvature
 from lapwing.operators.dense_rows import DenseRows
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
-from lapwing.operators.written_rows import WrittenRows, written_out
+from lapwing.operators.root_kernels import RootKernels
+from lapwing.operators.written_rows import WrittenRows, stacked
 
-_MOST_DIFFERENCES, _LEAST_LEFT = 1024, 1e-7
-_DIGITS = 1e-4  # what the rounding of quick kernels may change in B, relative to the least eigenvalue it can have
-_MARGIN = 1e3  # how far variances must stand above the rounding of the kernels they are made of
-_MAX_DENSE = 5_000  # parameters
-_MAX_CACHED_GROUPS = 32  # beyond this the group kernels would outweigh the rows they save visiting
-_KEPT_FLOATS = 1 << 24  # of rows that are kept written out once they were; more are written out piece by piece
-_MOST_WRITTEN = 1 << 29
-
-
-@dataclass(eq=False)
-class RootKernels:
-    """The rows M with the kernels M E_g Mᵀ of each prior group, kept because tuning asks for them again and again."""
-
-    rows: Rows
-    _kept: tuple[Tensor, Float[Tensor, "g r r"]] | None = field(default=None, init=False)  # groups, and their kernels
-
-    def kernel(self, D: GroupedDiagonal) -> Float[Tensor, "r r"]:
-        """M D Mᵀ = Σ_g d_g (M E_g Mᵀ)."""
-        if D.n_groups > _MAX_CACHED_GROUPS:
-            return self.rows.cross(self.rows, D)
-        kernels = self.group_kernels(D)
-        return (D.values @ kernels.flatten(1)).reshape(kernels.shape[1:])
-
-    def group_kernels(self, D: GroupedDiagonal) -> Float[Tensor, "g r r"]:
-        """M E_g Mᵀ of every group, kept; for few groups."""
-        kept = self._kept  # read once and written whole: another thread may ask for other groups meanwhile
-        if kept is None or not torch.equal(kept[0], D.index):
-            kept = D.index, torch.stack([self._group_kernel(E, g) for g, E in enumerate(_groups(D))])
-            self._kept = kept
-        return kept[1]
-
-    def knows(self, D: GroupedDiagonal) -> bool:
-        """Whether the kernels of these groups are at hand."""
-        return self._kept is not None and torch.equal(self._kept[0], D.index)
-
-    @cached_property
-    def quick(self) -> RootKernels:
-        """The same with kernels as exact as the rows themselves, which are made in half the time; see `Rows.quick`."""
-        rows = self.rows.quick()
-        return self if rows is self.rows else RootKernels(rows)
-
-    @staticmethod
-    def keep_together(roots: Sequence[RootKernels], D: GroupedDiagonal) -> None:
-        """Have the kernels of several sets of rows at hand: made at once, they share what the rows do."""
-        if D.n_groups > _MAX_CACHED_GROUPS or all(root.knows(D) for root in roots):
-            return
-        rows = [root.rows for root in roots]
-        groups = [rows[0].cross_each(rows, rows, E) for E in _groups(D)]
-        for root, kernels in zip(roots, zip(*groups, strict=True), strict=True):
-            root._kept = D.index, torch.stack(kernels)
-
-    def _group_kernel(self, E: GroupedDiagonal, g: int) -> Float[Tensor, "r r"]:
-        """M E_g Mᵀ; a matrix is cut to the group's columns."""
-        if not isinstance(self.rows, DenseRows) or E.n_groups == 1:
-            return self.rows.cross(self.rows, E)
-        M = self.rows.M[:, E.index == g]
-        return M @ M.T
-
-    def push(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... r"]:
-        """M v."""
-        return self.rows.push(v) if self._written is None else v @ self._written.T
-
-    def pull(self, u: Float[Tensor, "... r"]) -> Float[Tensor, "... p"]:
-        """Mᵀ u."""
-        return self.rows.pull(u) if self._written is None else u @ self._written
-
-    @cached_property
-    def _written(self) -> Float[Tensor, "r p"] | None:
-        """M, where it is small."""
-        size = self.rows.n * self.rows.c * self.rows.p
-        return self.rows.dense().reshape(-1, self.rows.p) if size <= _KEPT_FLOATS else None
-
-    @cached_property
-    def eigenvalues(self) -> Float[Tensor, " r"]:
-        """Nonzero eigenvalues of MᵀM, which are those of M Mᵀ."""
-        return semidefinite_eigenvalues(self.kernel(GroupedDiagonal.identity(self.rows.p, self.rows.device)))
-
-
-def _groups(D: GroupedDiagonal) -> list[GroupedDiagonal]:
-    """E_g: one on the parameters of a group, zero elsewhere."""
-    one_hot = torch.eye(D.n_groups, dtype=torch.float64, device=D.index.device)
-    return [GroupedDiagonal(e, D.index) for e in one_hot]
+_MOST_DIFFERENCES, _LEAST_LEFT = 1024, 1e-7  # rows for which variances are differences, and the smallest ratio allowed
+_DIGITS = 1e-4  # largest error of B from kernels in float32, relative to its smallest possible eigenvalue, 1
+_MARGIN = 1e3  # smallest ratio of a variance to the rounding error of the kernels it is computed from
+_MAX_DENSE = 5_000  # parameters up to which the (P, P) matrix may be formed
+_MOST_WRITTEN = 1 << 29  # entries of dense rows that are ever formed at once: 4 GiB
 
 
 @dataclass(frozen=True, eq=False)
 class LowRankCurvature(Curvature):
-    """H = Σ_j c_j m_j m_jᵀ; `scale` is one number, or one per row."""
+    """H = Σ_j c_j m_j m_jᵀ of rows m_j; `scale` holds c, one number or one per row."""
 
     root: RootKernels
     scale: Float[Tensor, " ..."]
@@ -146,15 +69,16 @@ class LowRankCurvature(Curvature):
     def mixed(self, others: Sequence[Curvature], scales: Float[Tensor, " g"]) -> Curvature:
         low_rank = [H for H in others if isinstance(H, LowRankCurvature)]
         if len(low_rank) < len(others) or self.rank + sum(H.rank for H in low_rank) >= self.p:
-            return DenseCurvature.of(self.to_dense()).mixed(others, scales)  # the matrix is the smaller side now
+            # r ≥ P: the dense (P, P) matrix is now smaller than the kernel (r, r).
+            return DenseCurvature.of(self.to_dense()).mixed(others, scales)
         return self.as_rows(low_rank, scales)
 
     def as_rows(self, others: Sequence[LowRankCurvature], scales: Float[Tensor, " g"]) -> LowRankCurvature:
-        """The same sum, as rows in any case."""
+        """The same sum, always as concatenated rows."""
         parts = (self, *others)
         each = [c * part.scale for c, part in zip(scales, parts, strict=True)]
         rows = RootKernels(stacked([part.root.rows for part in parts]))
-        if _one_number(each):  # shards of the same data: nothing tells their rows apart
+        if _one_number(each):  # one common scale keeps the fast paths for a scalar, such as the cached eigenvalues
             return LowRankCurvature(rows, each[0])
         return LowRankCurvature(rows, torch.cat([c.expand(part.rank) for c, part in zip(each, parts, strict=True)]))
 
@@ -167,21 +91,21 @@ class LowRankCurvature(Curvature):
             )
         return DenseCurvature.of(self.to_dense()).without(other)
 
-    def turned(self) -> LowRankCurvature:
-        """The same H from rows that belong to no datum: Mᵀ C M = Nᵀ N = (Uᵀ N)ᵀ (Uᵀ N), N Nᵀ = U Λ Uᵀ."""
-        if isinstance(self.root.rows, DenseRows) and not self.scale.ndim:  # eigenvectors, or turned already
+    def in_eigenbasis(self) -> LowRankCurvature:
+        """The same H with rows that do not reveal single data points: Mᵀ C M = Nᵀ N = (Uᵀ N)ᵀ (Uᵀ N), N Nᵀ = U Λ Uᵀ."""
+        if isinstance(self.root.rows, DenseRows) and not self.scale.ndim:  # eigenvectors already
             return self
         one = self.scale.new_ones(())
         scale, each = (one, self.scale) if self.scale.ndim else (self.scale, one.expand(self.rank))
         N = each.sqrt()[:, None] * self.root.rows.dense().reshape(self.rank, self.p)
-        U = torch.linalg.eigh(N @ N.T)[1]
+        U = torch.linalg.eigh(N @ N.T)[1]  # orthogonal (r, r): UᵀN mixes the rows of all data
         return LowRankCurvature(RootKernels(WrittenRows(U.T @ N)), scale)
 
     def plus(self, P0: GroupedDiagonal) -> LowRankPrecision:
         return LowRankPrecision(self, P0)
 
-    def undecomposed(self, P0: GroupedDiagonal) -> Precision:
-        """As the matrix, which more data than those of a trial would make of the rows."""
+    def unfactorised(self, P0: GroupedDiagonal) -> Precision:
+        """A dense precision: with all data r ≥ P is likely, though not in the small trial that measures memory."""
         return DenseCurvature.of(torch.eye(self.p, dtype=torch.float64, device=P0.index.device)).plus(P0)
 
     def to_dense(self) -> Float[Tensor, "p p"]:
@@ -190,22 +114,13 @@ class LowRankCurvature(Curvature):
 
 
 def _one_number(scales: Sequence[Tensor]) -> bool:
-    """Whether all are the same number, and stay so: those that are varied have derivatives of their own."""
+    """Whether all scales are the same constant. Scales that require grad may be tuned separately, even if equal now."""
     return all(c.ndim == 0 and not c.requires_grad and bool(c == scales[0]) for c in scales)
-
-
-def stacked(rows: Sequence[Rows]) -> Rows:
-    """All rows under each other."""
-    if any(r.c != rows[0].c for r in rows):  # as many rows per datum everywhere, or one
-        rows = [r.single_rows() for r in rows]
-    if len({type(r) for r in rows}) > 1:  # some have lost their factors
-        rows = [written_out(r) for r in rows]
-    return rows[0].concatenated(rows[1:])
 
 
 @dataclass(frozen=True, eq=False)
 class LowRankPrecision(Precision):
-    """P = Nᵀ N + D with N = diag(√c) M and D = P₀, through B = I + N D⁻¹ Nᵀ = L Lᵀ.
+    """P = Nᵀ N + D with N = diag(√c) M and D = P₀, by the Woodbury identity with B = I + N D⁻¹ Nᵀ = L Lᵀ (r, r).
 
     P⁻¹ = D⁻¹ − D⁻¹ Nᵀ B⁻¹ N D⁻¹,   log det P = log det D + log det B.
     """
@@ -220,6 +135,7 @@ class LowRankPrecision(Precision):
     @cached_property
     def factor(self) -> Float[Tensor, "r r"]:
         B = self._inner
+        # cholesky_ex returns a status instead of raising, so that a failed factorisation can fall back to QR below.
         L, info = torch.linalg.cholesky_ex(B)
         smallest = 0.0 if int(info) else smallest_eigenvalue(L.detach())
         largest = float(torch.linalg.matrix_norm(B.detach()))
@@ -229,25 +145,27 @@ class LowRankPrecision(Precision):
         return L
 
     def _factor_of_rows(self) -> Float[Tensor, "r r"]:
-        """L from [I, Ñ]ᵀ = Q R with Ñ = N D^-½: B = Rᵀ R, at the square root of B's condition number.
+        """L by QR instead of Cholesky: [I, Ñ]ᵀ = Q R with Ñ = N D^-½ gives B = Rᵀ R without forming B.
 
-        Several times the cost of Cholesky; for noise so small that B, once formed, has lost its ones to rounding.
+        Needs only the square root of B's condition number, at several times the cost. For noise so small that in
+        B = I + Ñ Ñᵀ the identity is lost in rounding.
         """
         N = self._half_scale[:, None] * self.H.root.rows.dense().reshape(self.H.rank, self.p)
         R = torch.linalg.qr(torch.cat([torch.eye(self.H.rank).to(N), (N * self.P0.diagonal.rsqrt()).mT]))[1]
-        return R.mT * R.diagonal().detach().sign()
+        return (
+            R.mT * R.diagonal().detach().sign()
+        )  # QR leaves the signs open; a Cholesky factor has a positive diagonal
 
     @property
     def _inner(self) -> Float[Tensor, "r r"]:
-        """B, from quick kernels where their rounding cannot be seen in it.
+        """B, from kernels in the dtype of the rows if their rounding error is negligible, else from float64 kernels.
 
-        They are off by ε √(B_jj B_kk), as if at random, and v ↦ vᵀ B v by ε max B_jj ‖v‖².
+        The error of an entry is about ε √(B_jj B_kk) with random sign, that of vᵀ B v about ε max B_jj ‖v‖².
         """
         exact, D = self.H.root, self.P0.inverse()
-        for root in [exact] if exact.quick is exact or exact.knows(D) else [exact.quick, exact]:
+        for root in [exact] if exact.quick is exact or exact.has_kernels(D) else [exact.quick, exact]:
             half = self._half_scale
             B = half[:, None] * root.kernel(D) * half
-            # B = I + a positive semi-definite matrix: nothing but rounding can take its eigenvalues below one.
             B.diagonal().add_(1.0)
             if root is exact or root.rows.rounding * float(B.detach().diagonal().max()) <= _DIGITS:
                 break
@@ -269,13 +187,15 @@ class LowRankPrecision(Precision):
         return self.H.mv(v) + self.P0.diagonal * v
 
     def solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+        # P⁻¹v = u − D⁻¹ Nᵀ B⁻¹ N u with u = D⁻¹v
         u = v.reshape(-1, self.p) / self.P0.diagonal
         inner = torch.cholesky_solve(self.push(u).T, self.factor).T
         return (u - self.pull(inner) / self.P0.diagonal).reshape(v.shape)
 
     def half_solve(self, eps: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
         # With Ñ = N D^-½ and I + Ñ Ñᵀ = U diag(s²) Uᵀ, the symmetric W = I − Ñᵀ U diag(1/(s² + s)) Uᵀ Ñ satisfies
-        # W W = (I + ÑᵀÑ)⁻¹. So R = D^-½ W, which no turn of the rows changes: draws are those of H, however it is kept.
+        # W W = (I + ÑᵀÑ)⁻¹, so R = D^-½ W is a root of P⁻¹. It is invariant to an orthogonal transformation of the
+        # rows, so a posterior gives the same draws before saving and after loading (`in_eigenbasis`).
         half = self.P0.diagonal.rsqrt()
         flat = eps.reshape(-1, self.p)
         s, U = self._eigenbasis
@@ -283,6 +203,7 @@ class LowRankPrecision(Precision):
         return (half * (flat - half * self.pull(inner.T))).reshape(eps.shape)
 
     def inv_quad(self, J: Rows) -> Float[Tensor, "n c c"]:
+        # The difference of factored kernels is fast; the Gram matrix of dense rows is accurate in all cases.
         quick = None if J.n * J.c > _MOST_DIFFERENCES else self._as_difference(J, self.whitened(J))
         if quick is not None:
             return quick
@@ -300,20 +221,20 @@ class LowRankPrecision(Precision):
         return W @ W.T
 
     def whitened(self, J: Rows) -> Float[Tensor, "r nc"]:
-        """L⁻¹ N P₀⁻¹ Jᵀ: what the data explain of J P₀⁻¹ Jᵀ is its square."""
+        """W = L⁻¹ N P₀⁻¹ Jᵀ, so that J P⁻¹ Jᵀ = J P₀⁻¹ Jᵀ − WᵀW: prior variance minus explained variance."""
         return self.whitened_kernel(self.H.root.rows.cross(J, self.P0.inverse()))
 
     def whitened_kernel(self, kernel: Float[Tensor, "r nc"]) -> Float[Tensor, "r nc"]:
-        """The same, M P₀⁻¹ Jᵀ being at hand."""
+        """W from the kernel M P₀⁻¹ Jᵀ."""
         return torch.linalg.solve_triangular(self.factor, self._half_scale[:, None] * kernel, upper=False)
 
     def explained(
         self, prior: Float[Tensor, "n c c"], W: Float[Tensor, "r nc"], rounding: float
     ) -> Float[Tensor, "n c c"] | None:
-        """J P⁻¹ Jᵀ from J P₀⁻¹ Jᵀ and `whitened(J)`; None where their rounding ε may be seen in its third digit.
+        """J P⁻¹ Jᵀ = prior − WᵀW; None if the rounding error ε of the kernels could reach its third digit.
 
-        An entry of the kernel that is off by ε √(k_jj k) changes V by 2 ε √(k_jj k) |E k|, and |E k| ≤ ½ √(D k). So V
-        is off by ε √(B_jj) k, k being the prior variance.
+        An error ε √(k_jj k) of a kernel entry changes the variance V by 2 ε √(k_jj k) |E k|, and |E k| ≤ ½ √(D k).
+        So the error of V is at most about ε √(B_jj) k, where k is the prior variance.
         """
         largest = float(self.factor.detach().square().sum(1).max())  # of B_jj
         return _difference(prior, W, max(_LEAST_LEFT, _MARGIN * rounding * largest**0.5))
@@ -321,17 +242,19 @@ class LowRankPrecision(Precision):
     def inv_diagonal(self) -> Float[Tensor, " p"]:
         if self.H.rank * self.p > _MOST_WRITTEN:
             raise StructureError(
-                f"The variances of single weights take {self.H.rank} rows of {self.p} numbers written out, which is "
-                "refused. Ask for the variances of outputs, which go through the layers' factors, or for fewer data."
+                f"The marginal variances of the weights need a dense matrix of {self.H.rank} × {self.p} entries, more "
+                f"than the limit of {_MOST_WRITTEN}. Use the variances of outputs, which need no dense rows, or fit on "
+                "fewer data."
             )
         root = self._half_scale[:, None] * self.H.root.rows.dense().reshape(self.H.rank, self.p)
         W = torch.linalg.solve_triangular(self.factor, root / self.P0.diagonal, upper=False)
-        # (P⁻¹)_jj ≥ 1 / P_jj: where the difference is lost in rounding, the bound is what is left.
+        # The difference may be all rounding error, even negative. Then (P⁻¹)_jj ≥ 1 / P_jj is the best known value.
         bound = 1 / (self.P0.diagonal + (root**2).sum(0))
         return torch.maximum(1 / self.P0.diagonal - (W**2).sum(0), bound)
 
     def logdet(self) -> Scalar:
         if self.P0.isotropic:
+            # log det(I + H/δ) = Σ log(1 + λ/δ): one eigendecomposition serves every δ
             explained = (self.H.spectrum() / self.P0.values).log1p().sum()
             return explained + self.P0.logdet()
         return 2 * self.factor.diagonal().log().sum() + self.P0.logdet()
@@ -340,14 +263,15 @@ class LowRankPrecision(Precision):
         return self.H.to_dense() + self.P0.diagonal.diag()
 
     def _as_difference(self, J: Rows, W: Float[Tensor, "r nc"]) -> Float[Tensor, "n c c"] | None:
-        """From the rows' factors, and cheap. None where the difference has lost more than seven of its digits."""
+        """Prior minus explained variance, from factored rows: cheap. None if more than 7 digits cancel."""
         return _difference(J.own(self.P0.inverse()), W, _LEAST_LEFT)
 
     @cached_property
     def _eigenbasis(self) -> tuple[Float[Tensor, " r"], Float[Tensor, "r r"]]:
         """s and U of B = U diag(s²) Uᵀ, s ≥ 1."""
+        # The SVD of L gives s to full relative accuracy; eigenvalues of B = L Lᵀ are their squares.
         U, s, _ = torch.linalg.svd(self.factor)
-        return s.clamp(min=1), U  # below one only by rounding
+        return s.clamp(min=1), U  # below 1 by rounding only
 
     @cached_property
     def _shifted(self) -> Float[Tensor, "r r"]:
@@ -355,7 +279,7 @@ class LowRankPrecision(Precision):
         return self.factor + torch.eye(len(self.factor), dtype=self.factor.dtype, device=self.factor.device)
 
     def _rooted(self, J: Rows) -> Float[Tensor, "nc p"]:
-        """J R, so that J P⁻¹ Jᵀ is a square: prior variance minus what the data explain would lose all its digits."""
+        """J R with R Rᵀ = P⁻¹, so that J P⁻¹ Jᵀ is a Gram matrix: no cancellation, unlike prior minus explained."""
         # W = I − Ñᵀ L⁻ᵀ (I + L)⁻¹ Ñ satisfies W Wᵀ = (I + ÑᵀÑ)⁻¹, because T = (I + L)⁻¹ gives
         # T (L Lᵀ − I) Tᵀ = I − T − Tᵀ. So R = D^-½ W is a root of P⁻¹, and needs no eigenvalues.
         half = self.P0.diagonal.rsqrt()
@@ -366,7 +290,7 @@ class LowRankPrecision(Precision):
 
 
 def _difference(prior: Float[Tensor, "n c c"], W: Float[Tensor, "r nc"], least: float) -> Float[Tensor, "n c c"] | None:
-    """Prior covariance minus what the data explain of it, W²; None where less than this is left of a variance."""
+    """prior − WᵀW per datum; None if a variance drops below the fraction `least` of its prior variance."""
     W = W.reshape(-1, *prior.shape[:2])
     V = prior - torch.einsum("rnc,rnd->ncd", W, W)
     left, whole = (M.detach().diagonal(dim1=-2, dim2=-1) for M in (V, prior))

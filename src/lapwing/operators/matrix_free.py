@@ -1,13 +1,13 @@
-"""Curvature that is known by its products alone: H v costs a pass over the data, and H is never stored.
+"""Matrix-free curvature: only products H v are available, each of which is a pass over the data.
 
-Solves are preconditioned conjugate gradients, draws are solves with random right-hand sides, determinants and traces
-are read off random probes. The preconditioner M = N + P₀ is any other structure N of the same data; it also takes most
-of the variance out of the estimates:
+Solves use preconditioned conjugate gradients, draws solve for random right-hand sides, and log determinants and traces
+are estimated with random probes. The preconditioner M = N + P₀ is another structure N of the same curvature, such as
+KFAC. It also reduces the variance of the estimates, which are made of the difference between P and M only:
 
     log det P = log det M + tr log(M^-½ P M^-½),      tr f(A) = E εᵀ f(A) ε
     tr (P⁻¹ E_g) = tr (M⁻¹ E_g) + E [w ∘ (x − w)]_g,   z = M w ~ N(0, M),  w = M^-½ ε,  x = P⁻¹ z
 
-Gardner et al. (2018) for the preconditioned quadrature.
+Preconditioned Lanczos quadrature as in Gardner et al. (2018).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from lapwing.operators.block_diagonal import BlockDiagonalCurvature
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
 from lapwing.operators.kronecker import EigenCurvature, KroneckerCurvature
 
-_FLOATS_AT_ONCE = 1 << 25  # of each of the arrays that a solve works with: 256 MiB
-_MOST_REMEMBERED = 4
+_FLOATS_AT_ONCE = 1 << 25  # entries of each work array of a solve: 256 MiB
+_MOST_REMEMBERED = 4  # cached estimates: tuning evaluates value and gradient at the same hyperparameters
 
 
 class MatrixProducts(ABC):
-    """Σ_g c_g H_g by its products; the parts H_g are positive semi-definite."""
+    """Products with Σ_g c_g H_g for positive semi-definite parts H_g (one per noise scale of the likelihood)."""
 
     p: int
     n_parts: int
@@ -47,19 +47,20 @@ class MatrixProducts(ABC):
         """n draws from N(0, Σ_g c_g H_g)."""
 
     @abstractmethod
-    def diagonals(self) -> Float[Tensor, "g p"]: ...
+    def diagonals(self) -> Float[Tensor, "g p"]:
+        """diag H_g of each part."""
 
 
 @dataclass(frozen=True, eq=False)
 class MatrixFreeCurvature(Curvature):
-    """Σ c_k H_k over the parts of all sources; `scales` lists them source by source."""
+    """Σ_k c_k H_k over the parts of all sources; `scales` holds c, source by source."""
 
     sources: tuple[MatrixProducts, ...]
     scales: Float[Tensor, " k"]
-    near: Curvature  # another structure of the same curvature, to precondition with
+    near: Curvature  # an approximation of H with cheap solves, for the preconditioner
     solver: CG
     probes: Probes
-    remembered: list[tuple[Tensor, Tensor, Tensor, LogDet]] = field(default_factory=list)  # estimates made last
+    remembered: list[tuple[Tensor, Tensor, Tensor, LogDet]] = field(default_factory=list)  # cache of recent estimates
 
     @property
     def p(self) -> int:  # type: ignore[override]
@@ -82,7 +83,7 @@ class MatrixFreeCurvature(Curvature):
         )
 
     def norm(self) -> Scalar:
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)  # fixed, so that repeated calls return the same norm
         start = torch.randn(2, self.p, generator=generator, dtype=torch.float64).to(self.sources[0].device)
         with torch.no_grad():
             return leading_eigenpairs(self.mv, start, 1, rtol=0.02, max_rounds=20).values[0]
@@ -102,6 +103,7 @@ class MatrixFreeCurvature(Curvature):
         self, others: Sequence[MatrixFreeCurvature], scales: Float[Tensor, " g"], near: Curvature
     ) -> MatrixFreeCurvature:
         parts = (self, *others)
+        # Parts may share a source (parts of one likelihood): merge their scales, so that it costs a single pass.
         sources = tuple(dict.fromkeys(source for H in parts for source in H.sources))
         each = [c * H._scales_of(source) for source in sources for c, H in zip(scales, parts, strict=True)]
         by_source = [torch.stack(each[i : i + len(parts)]).sum(0) for i in range(0, len(each), len(parts))]
@@ -123,7 +125,7 @@ class MatrixFreeCurvature(Curvature):
         return torch.stack(each)
 
     def products(self, v: Float[Tensor, "m p"]) -> Float[Tensor, "m p"]:
-        """H v, outside of any graph."""
+        """H v without an autograd graph."""
         total = torch.zeros_like(v)
         for source, scales in zip(self.sources, self._by_source(self.scales.detach()), strict=True):
             total += source.mv(v, scales)
@@ -146,16 +148,16 @@ class MatrixFreeCurvature(Curvature):
 
 @dataclass(frozen=True, eq=False)
 class LogDet:
-    """log det P and the diagonal of P⁻¹, both by the same probes."""
+    """Estimates of log det P and diag P⁻¹ from the same probes."""
 
     value: Estimated
     inv_diagonal: Float[Tensor, " p"]
-    pairs: tuple[Float[Tensor, "m p"], Float[Tensor, "m p"]] | None  # w and x, where several scales need them
+    pairs: tuple[Float[Tensor, "m p"], Float[Tensor, "m p"]] | None  # w and x, kept if there are several scales
 
 
 @dataclass(frozen=True, eq=False)
 class MatrixFreePrecision(Precision):
-    """P = H + P₀ by products; every verb is iterations, to the tolerance of the solver."""
+    """P = H + P₀ from products only; every method is iterative, accurate to the tolerance of the solver."""
 
     H: MatrixFreeCurvature
     P0: GroupedDiagonal
@@ -170,16 +172,16 @@ class MatrixFreePrecision(Precision):
     def solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
         return _Solve.apply(v.reshape(-1, self.p), self.P0.values, self.H.scales, self).reshape(v.shape)
 
-    def nearby(self) -> Precision:
+    def preconditioner(self) -> Precision:
         return self._near
 
     @cached_property
     def _near(self) -> Precision:
-        """M, a constant: gradients go another way."""
-        return self.H.near.plus(bearable(self.H.near, self.P0))
+        """The preconditioner M, without gradients: derivatives of the solves are computed in `_Solve.backward`."""
+        return self.H.near.plus(blockwise_prior(self.H.near, self.P0))
 
     def half_solve(self, eps: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
-        """P₀^-½ (I + P₀^-½ H P₀^-½)^-½ ε, by Lanczos; `draws` does without the root."""
+        """P₀^-½ (I + P₀^-½ H P₀^-½)^-½ ε, by Lanczos. `draws` needs no matrix square root and is cheaper."""
         half = self.P0.diagonal.detach().rsqrt()
 
         def whitened(v: Float[Tensor, "m p"]) -> Float[Tensor, "m p"]:
@@ -192,12 +194,12 @@ class MatrixFreePrecision(Precision):
         return (half * torch.cat(roots)).reshape(eps.shape)
 
     def draws(self, n: int, *, generator: torch.Generator, device: torch.device) -> Float[Tensor, "n p"]:
-        """P⁻¹ b with b ~ N(0, P): one solve for each draw of what the data and the prior pull."""
+        """P⁻¹ b with b ~ N(0, P), b = P₀^½ ε + a draw from N(0, H): one solve per draw."""
         eps = torch.randn(n, self.p, generator=generator, dtype=torch.float64, device=generator.device)
         b = self.P0.diagonal.detach().sqrt() * eps.to(device)
         with torch.no_grad():
             b += self.H.draws(n, generator)
-            return self.solve(b)
+            return self.solve(b)  # Cov[P⁻¹b] = P⁻¹ P P⁻¹ = P⁻¹
 
     def inv_quad(self, J: Rows) -> Float[Tensor, "n c c"]:
         rows = J.dense().double()
@@ -210,10 +212,10 @@ class MatrixFreePrecision(Precision):
     def inv_gram(self, J: Rows) -> Float[Tensor, "nc nc"]:
         rows = J.dense().double().reshape(-1, self.p)
         K = rows @ self.solve(rows).T
-        return 0.5 * (K + K.T)
+        return 0.5 * (K + K.T)  # iterative solves are symmetric up to the solver's tolerance only
 
     def inv_diagonal(self) -> Float[Tensor, " p"]:
-        """Marginal variances; with random probes an estimate, kept between 1/P_ii and 1/δ_i, where the truth lies."""
+        """diag P⁻¹. With random probes it is an estimate, clamped to the exact bounds 1/P_ii ≤ (P⁻¹)_ii ≤ 1/δ_i."""
         found = self.estimate.inv_diagonal
         if self.H.probes.complete:
             return found
@@ -229,13 +231,13 @@ class MatrixFreePrecision(Precision):
     def to_dense(self) -> Float[Tensor, "p p"]:
         return self.H.to_dense() + self.P0.diagonal.diag()
 
-    # --- the iterations behind them --------------------------------------------------------------------------
+    # --- iterations ------------------------------------------------------------------------------------------
 
     def products(self, v: Float[Tensor, "m p"]) -> Float[Tensor, "m p"]:
         return self.H.products(v) + self.P0.diagonal.detach() * v
 
     def solutions(self, b: Float[Tensor, "m p"]) -> Iterator[Solution]:
-        """P⁻¹ b, as many at a time as fit into memory."""
+        """P⁻¹ b, as many right-hand sides at a time as fit into memory."""
         for some in self._pieces(b):
             yield self.H.solver(self.products, some, self._near.solve)
 
@@ -244,7 +246,7 @@ class MatrixFreePrecision(Precision):
 
     @property
     def estimate(self) -> LogDet:
-        """What the probes say, once for every P; the last few are remembered by the curvature."""
+        """Probe estimates for this P; the curvature caches those of the last few P."""
         key = self.H.scales.detach(), self.P0.values.detach(), self.P0.index
         for *known, found in self.H.remembered:
             if all(_same(a, b) for a, b in zip(known, key, strict=True)):
@@ -256,12 +258,14 @@ class MatrixFreePrecision(Precision):
 
     def _estimated(self) -> LogDet:
         n, M = self.H.probes.count(self.p), self._near
+        # The equations of the module docstring: log det P, and diag P⁻¹ = diag M⁻¹ + E w ∘ (x − w).
         values, correction, kept = [], torch.zeros(self.p, dtype=torch.float64, device=self.P0.index.device), []
         step = max(1, _FLOATS_AT_ONCE // self.p)
         for start in range(0, n, step):
             eps = self.H.probes.some(self.p, slice(start, start + step)).to(self.P0.index.device)
             w = M.half_solve(eps)
             found = self.H.solver(self.products, M.mv(w), M.solve)
+            # CG on z = M w yields the Lanczos matrix of M^-½ P M^-½ started at ε, and ‖ε‖² = p.
             values += [self.p * _log_quadrature(found, i) for i in range(len(eps))]
             correction += (w * (found.x - w)).sum(0) / n
             if len(self.H.scales) > 1:
@@ -273,7 +277,10 @@ class MatrixFreePrecision(Precision):
         return LogDet(value, M.inv_diagonal() + correction, pairs)
 
     def scale_traces(self) -> Float[Tensor, " k"]:
-        """tr(P⁻¹ H_k); with their scales they add up to P − Σ δ_g tr(P⁻¹)_gg, which is known better than each."""
+        """tr(P⁻¹ H_k) of each part, rescaled so that Σ c_k tr(P⁻¹ H_k) = P − Σ δ_g tr(P⁻¹)_gg holds.
+
+        The right-hand side has a smaller variance than the estimates of the single traces.
+        """
         found, scales = self.estimate, self.H.scales.detach()
         total = self.p - (self.P0.diagonal.detach() * found.inv_diagonal).sum()
         if found.pairs is None:
@@ -284,12 +291,15 @@ class MatrixFreePrecision(Precision):
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Equal up to the rounding of a logarithm and back."""
+    """Equal up to rounding: tuning optimises log precisions, so values pass through log and exp."""
     return a.shape == b.shape and torch.allclose(a, b, rtol=1e-12, atol=0.0)
 
 
-def bearable(near: Curvature, P0: GroupedDiagonal) -> GroupedDiagonal:
-    """P₀ with one precision on each Kronecker block, which can take no more: to precondition, the mean log will do."""
+def blockwise_prior(near: Curvature, P0: GroupedDiagonal) -> GroupedDiagonal:
+    """P₀ with a single precision on each Kronecker block, the geometric mean: those blocks support no other prior.
+
+    Good enough for a preconditioner, which affects convergence only.
+    """
     values, index = [P0.values.detach()], P0.index.clone()
     blocks = zip(near.slices, near.blocks, strict=True) if isinstance(near, BlockDiagonalCurvature) else ()
     for s, block in blocks:
@@ -300,16 +310,16 @@ def bearable(near: Curvature, P0: GroupedDiagonal) -> GroupedDiagonal:
 
 
 def _log_quadrature(found: Solution, i: int) -> Scalar:
-    """e₁ᵀ log(T) e₁ for the Lanczos matrix T of a probe."""
+    """e₁ᵀ log(T) e₁ for the Lanczos matrix T of probe i."""
     diagonal, off = found.tridiagonal(i)
     if not len(diagonal):
-        return found.x.new_zeros(())  # M is P already
+        return found.x.new_zeros(())  # converged without an iteration: M = P, and log I = 0
     nodes, Y = torch.linalg.eigh(diagonal.diag() + off.diag(1) + off.diag(-1))
     return Y[0] ** 2 @ nodes.log()
 
 
 def _refuse_second_derivatives() -> None:
-    if torch.is_grad_enabled():  # a graph of the backward pass is asked for
+    if torch.is_grad_enabled():  # only under create_graph=True
         raise StructureError(
             "Answers of a matrix-free posterior have first derivatives in prior and noise, but no second ones. For the "
             "value alone (of an effective dimension, say) call it under torch.no_grad() or detach the prior."
@@ -317,7 +327,7 @@ def _refuse_second_derivatives() -> None:
 
 
 class _Product(torch.autograd.Function):
-    """H v, differentiable in v and the scales."""
+    """H v, differentiable in v and the scales: ∂/∂c_k = H_k v."""
 
     @staticmethod
     def forward(ctx: Any, v: Tensor, scales: Tensor, H: MatrixFreeCurvature) -> Tensor:
@@ -335,7 +345,7 @@ class _Product(torch.autograd.Function):
 
 
 class _Solve(torch.autograd.Function):
-    """P⁻¹ v; its derivative is another solve: dx = P⁻¹ (dv − dP x)."""
+    """x = P⁻¹ v. The derivative is another solve: dx = P⁻¹ (dv − dP x)."""
 
     @staticmethod
     def forward(ctx: Any, v: Tensor, values: Tensor, scales: Tensor, P: MatrixFreePrecision) -> Tensor:
@@ -355,7 +365,7 @@ class _Solve(torch.autograd.Function):
 
 
 class _LogDet(torch.autograd.Function):
-    """log det P; ∂/∂δ_g = tr(P⁻¹)_gg and ∂/∂c_k = tr(P⁻¹ H_k), by the probes of the value."""
+    """log det P with ∂/∂δ_g = tr(P⁻¹)_gg and ∂/∂c_k = tr(P⁻¹ H_k), estimated with the same probes as the value."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, scales: Tensor, P: MatrixFreePrecision) -> Tensor:

@@ -1,4 +1,7 @@
-"""A covariance known by draws alone: Σ ≈ 1/K Σ_k ζ_k ζ_kᵀ, of rank K. The mean is known, so it is K, not K − 1."""
+"""A posterior covariance represented by samples: Σ ≈ 1/K Σ_k ζ_k ζ_kᵀ, of rank K.
+
+The samples are deviations from a known mean, so the sum is divided by K and not by K − 1.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,19 @@ from lapwing.operators.grouped_diagonal import GroupedDiagonal
 
 def _refuse(what: str) -> NoReturn:
     raise StructureError(
-        f"{what}: a posterior of samples knows draws of the weights only. Ask the posterior it was made from, "
-        "lw.tune's own result."
+        f"{what} is not available: a posterior of samples has draws of the weights only. Use the posterior that it was "
+        "made from, the result of lw.tune."
     )
 
 
 @dataclass(frozen=True, eq=False)
 class SampledCurvature(Curvature):
-    """What is left of H when only draws ζ ~ N(0, (c H + P₀)⁻¹) are known: one P₀, and one scale c."""
+    """Draws ζ ~ N(0, (c H + P₀)⁻¹) in place of H; valid for the P₀ and the scale c they were drawn with only."""
 
     zeta: Float[Tensor, "k p"]
-    precisions: Float[Tensor, " p"]  # of the P₀ they were drawn with
-    own_scale: Scalar  # at which they were drawn
-    scale: Scalar
+    precisions: Float[Tensor, " p"]  # diagonal of the P₀ of the draws
+    own_scale: Scalar  # scale c of the draws
+    scale: Scalar  # current scale
 
     @property
     def p(self) -> int:  # type: ignore[override]
@@ -68,7 +71,7 @@ class SampledCurvature(Curvature):
 
 @dataclass(frozen=True, eq=False)
 class SampledPrecision(Precision):
-    """Moments of draws; what needs the precision itself is refused."""
+    """Sample moments of the draws. Methods that need P itself raise a StructureError."""
 
     zeta: Float[Tensor, "k p"]
 
@@ -84,12 +87,12 @@ class SampledPrecision(Precision):
         return (v @ self.zeta.T) @ self.zeta / len(self.zeta)
 
     def half_solve(self, eps: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
-        """Σ_k ε_k ζ_k / √K."""
+        """Σ_k ε_k ζ_k / √K: the first entries of ε, as many as the root has rows."""
         root = self._root
         return eps[..., : len(root)] @ root
 
     def draws(self, n: int, *, generator: torch.Generator, device: torch.device) -> Float[Tensor, "n p"]:
-        """The samples themselves as far as they go, then mixtures of them with the same covariance."""
+        """The samples themselves; beyond K of them, random linear combinations with the same covariance."""
         if n <= len(self.zeta):
             return self.zeta[:n].clone()
         shape = (n - len(self.zeta), len(self.zeta))
@@ -98,7 +101,7 @@ class SampledPrecision(Precision):
 
     @cached_property
     def _root(self) -> Float[Tensor, "r p"]:
-        """Rows Rᵀ with R Rᵀ = Σ, at most P of them."""
+        """Rᵀ (r, P) with R Rᵀ = Σ and r ≤ P: callers pass ε of length P, so more rows are reduced by QR."""
         rows = self.zeta / len(self.zeta) ** 0.5
         return rows if len(rows) <= self.p else torch.linalg.qr(rows).R
 

@@ -1,13 +1,13 @@
-"""Outputs that share no weights: one copy θ_c of the weights for each output c, all with the prior P₀.
+"""Gaussian process with independent outputs: a separate copy θ_c of the weights for each output c, with prior P₀.
 
-The kernel then has no covariance between outputs, K = diag(K_1 … K_C) with K_c = J_c P₀⁻¹ J_cᵀ over all data. With a
-diagonal Λ = diag D nothing connects the copies. A softmax does, Λ = D − D 1 1ᵀD / w with w = Σ_c D_c, but only through
-the sum over classes: with B_c = I + D_c^½ K_c D_c^½, E_c = D_c^½ B_c⁻¹ D_c^½ and M = Σ_c E_c
+The kernel has no covariance between outputs, K = diag(K_1 … K_C) with K_c = J_c P₀⁻¹ J_cᵀ over all data. With a
+diagonal Λ = diag D the outputs stay independent in the posterior. A softmax couples them, Λ = D − D 1 1ᵀD / w with
+w = Σ_c D_c, but only through a sum over classes. With B_c = I + D_c^½ K_c D_c^½, E_c = D_c^½ B_c⁻¹ D_c^½, M = Σ_c E_c
 
     V_cd = [c = d] (k_cc − k_cᵀ E_c k_c) + k_cᵀ E_c M⁻¹ E_d k_d,
     log det(I + K Λ) = Σ_c log det B_c + log det M − Σ log w.
 
-Rasmussen and Williams (2006), section 3.5; their algorithm leaves log det M out of the evidence.
+Rasmussen and Williams (2006), section 3.5; their algorithm omits log det M from the marginal likelihood.
 """
 
 from __future__ import annotations
@@ -23,37 +23,39 @@ from lapwing._types import Float, Int, Scalar, Tensor
 from lapwing.errors import StructureError
 from lapwing.operators.base import Curvature, Precision, Rows
 from lapwing.operators.grouped_diagonal import GroupedDiagonal
-from lapwing.operators.low_rank import LowRankCurvature, LowRankPrecision, RootKernels
+from lapwing.operators.low_rank import LowRankCurvature, LowRankPrecision
+from lapwing.operators.root_kernels import RootKernels
 
 
 @dataclass(frozen=True, eq=False)
 class SeparateCurvature(Curvature):
-    """Rows D_c^½ J_c of every output, and D^½ itself where a softmax connects them."""
+    """Rows D_c^½ J_c of every output c, and D^½ itself for a softmax, which couples the outputs."""
 
     outputs: tuple[LowRankCurvature, ...]
-    output_of: Int[Tensor, " k"]  # which of the C outputs each of a datum's K rows belongs to
-    tie: Float[Tensor, "c m"] | None = None  # D^½ of all data, where Λ = D − D 1 1ᵀD / w
+    output_of: Int[Tensor, " k"]  # the output c of each of a datum's K rows
+    tie: Float[Tensor, "c m"] | None = None  # D^½ of all m data for a softmax, Λ = D − D 1 1ᵀD / w
 
     @property
     def p(self) -> int:  # type: ignore[override]
         return self.outputs[0].p
 
     @property
-    def adds_prior(self) -> bool:  # type: ignore[override]
-        """Where nothing connects the copies, the eigenvalues of all of them shift by a scalar prior."""
+    def exact_prior(self) -> bool:  # type: ignore[override]
+        """Without coupling, a scalar prior shifts the eigenvalues of every output."""
         return self.tie is None
 
     def mv(self, v: Float[Tensor, "... p"]) -> NoReturn:
         refuse("a curvature of one set of weights")
 
     def diagonal(self) -> Float[Tensor, " p"]:
-        """Σ_c diag H_c with D for Λ: how much curvature a weight has in all copies, at most."""
+        """Σ_c diag H_c with D in place of Λ: an upper bound on the curvature of a weight summed over its copies."""
         return torch.stack([H.diagonal() for H in self.outputs]).sum(0)
 
     def spectrum(self) -> Float[Tensor, " r"]:
         if self.tie is None:
             return torch.cat([H.spectrum() for H in self.outputs])
-        # Λ^½ = D^½ (I − q qᵀ) with q = √(D / w), a projection of every datum's C rows
+        # Λ = D^½ (I − q qᵀ) D^½ with q = √(D / w). The nonzero eigenvalues of H are those of Π G Π, where
+        # G = blockdiag(D_c^½ K_c D_c^½) and Π = I − q qᵀ for every datum's C rows, a projection.
         identity = GroupedDiagonal.identity(self.p, self.outputs[0].root.rows.device)
         halves = [H.scale.sqrt().expand(H.rank) for H in self.outputs]
         each = [h[:, None] * H.root.kernel(identity) * h for H, h in zip(self.outputs, halves, strict=True)]
@@ -82,12 +84,12 @@ class SeparateCurvature(Curvature):
 
 @dataclass(frozen=True, eq=False)
 class SeparatePrecision(Precision):
-    """What is known of the outputs; there is no one set of weights behind them."""
+    """The posterior over outputs. There is no single weight vector, so methods that return weights raise."""
 
     H: SeparateCurvature
     P0: GroupedDiagonal
-    of_weights = False
-    gathers = True
+    has_weights = False
+    prefers_large_batches = True
 
     @property
     def p(self) -> int:  # type: ignore[override]
@@ -96,17 +98,18 @@ class SeparatePrecision(Precision):
     @cached_property
     def outputs(self) -> tuple[LowRankPrecision, ...]:
         roots = [H.root for H in self.H.outputs]
-        if not any(root.knows(self.P0) for root in roots):
-            RootKernels.keep_together([root.quick for root in roots], self.P0)
+        # Kernels of all outputs together share the inputs' Gram matrices. Skip this if exact kernels are cached.
+        if not any(root.has_kernels(self.P0) for root in roots):
+            RootKernels.compute_together([root.quick for root in roots], self.P0)
         return tuple(H.plus(self.P0) for H in self.H.outputs)
 
     @cached_property
     def _tied(self) -> Float[Tensor, "m m"]:
-        """The Cholesky factor of M. Data that count for nothing, D = 0, have ones on the diagonal instead."""
+        """Cholesky factor of M = Σ_c E_c (m, m). Data with D = 0 get a 1 on the diagonal, so that M stays regular."""
         assert self.H.tie is not None
         M = (self.H.tie.square().sum(0) == 0).double().diag()
         for half, P in zip(self.H.tie, self.outputs, strict=True):
-            M = M + half[:, None] * torch.cholesky_inverse(P.factor) * half
+            M = M + half[:, None] * torch.cholesky_inverse(P.factor) * half  # E_c = D_c^½ B_c⁻¹ D_c^½
         return torch.linalg.cholesky(M)
 
     def mv(self, v: Float[Tensor, "... p"]) -> NoReturn:
@@ -115,15 +118,15 @@ class SeparatePrecision(Precision):
     def solve(self, v: Float[Tensor, "... p"]) -> NoReturn:
         refuse("a covariance of one set of weights")
 
-    def rough_solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
-        """With the diagonal alone: the weights that all outputs share are still looked for in the linear model."""
+    def approximate_solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
+        """Diagonal approximation. The linear model's mode is still one weight vector shared by all outputs."""
         return v / (self.P0.diagonal + self.H.diagonal())
 
     def half_solve(self, eps: Float[Tensor, "... p"]) -> NoReturn:
         refuse("draws of one set of weights")
 
     def copies(self, eps: Float[Tensor, "s c p"], more: Float[Tensor, "s m"]) -> Float[Tensor, "s c p"]:
-        """Draws of the copies θ_1 … θ_C around their mean, out of standard normal numbers."""
+        """Map standard normal numbers to draws of (θ_1, …, θ_C) around their mean: (s, C, P)."""
         each = torch.stack([P.half_solve(eps[:, c]) for c, P in enumerate(self.outputs)], 1)
         if self.H.tie is None:
             return each
@@ -136,7 +139,7 @@ class SeparatePrecision(Precision):
         return each + torch.stack(tied, 1)
 
     def moved(self, J: Rows, copies: Float[Tensor, "s c p"]) -> Float[Tensor, "s n k"]:
-        """J_c θ_c, each output by its own weights."""
+        """J_c θ_c, every output with its own weights: (s, n, k)."""
         f = torch.zeros(len(copies), J.n, J.c, dtype=torch.float64, device=J.device)
         for c, at in self._places(J):
             f[:, :, at] = J.outputs_at(at).mv(copies[:, c]).double()
@@ -147,7 +150,7 @@ class SeparatePrecision(Precision):
         return 0 if self.H.tie is None else self.H.tie.shape[1]
 
     def inv_quad(self, J: Rows) -> Float[Tensor, "n c c"]:
-        V, X = self._nothing(J, J.n, J.c, J.c), self._nothing(J, self.n_tied, J.n, J.c)
+        V, X = self._zeros(J, J.n, J.c, J.c), self._zeros(J, self.n_tied, J.n, J.c)
         for c, at, own, W in self._whitened(J):
             V[:, at[:, None], at] = own
             if self.n_tied:
@@ -155,7 +158,7 @@ class SeparatePrecision(Precision):
         return V + torch.einsum("mnk,mnl->nkl", X, X)
 
     def inv_quad_diagonal(self, J: Rows) -> Float[Tensor, "n c"]:
-        V, X = self._nothing(J, J.n, J.c), self._nothing(J, self.n_tied, J.n, J.c)
+        V, X = self._zeros(J, J.n, J.c), self._zeros(J, self.n_tied, J.n, J.c)
         for c, at, own, W in self._whitened(J):
             V[:, at] = own.diagonal(dim1=-2, dim2=-1)
             if self.n_tied:
@@ -163,7 +166,11 @@ class SeparatePrecision(Precision):
         return V + X.square().sum(0)
 
     def _whitened(self, J: Rows) -> Iterator[tuple[int, Int[Tensor, " t"], Float[Tensor, "n t t"], Tensor]]:
-        """J_c P_c⁻¹ J_cᵀ of every output, and W = L_c⁻¹ D_c^½ k_c with which it was found."""
+        """For every output: c, its rows, J_c P_c⁻¹ J_cᵀ, and W = L_c⁻¹ D_c^½ k_c, from which that is computed.
+
+        Kernels are computed in the dtype of the rows first, of all outputs together. An output for which their rounding
+        would show in the variance (`explained` returns None) is recomputed in float64.
+        """
         places = list(self._places(J))
         rows = [J.outputs_at(at).quick() for _, at in places]
         points = [P.H.root.quick.rows for P in self.outputs]
@@ -180,7 +187,7 @@ class SeparatePrecision(Precision):
             yield c, at, V, W
 
     def inv_gram(self, J: Rows) -> Float[Tensor, "nc nc"]:
-        V, X = self._nothing(J, J.n * J.c, J.n * J.c), self._nothing(J, self.n_tied, J.n * J.c)
+        V, X = self._zeros(J, J.n * J.c, J.n * J.c), self._zeros(J, self.n_tied, J.n * J.c)
         for c, at in self._places(J):
             own, flat = J.outputs_at(at), (J.c * torch.arange(J.n, device=J.device)[:, None] + at).flatten()
             V[flat[:, None], flat] = self.outputs[c].inv_gram(own)
@@ -189,12 +196,12 @@ class SeparatePrecision(Precision):
         return V + X.T @ X
 
     def _places(self, J: Rows) -> Iterator[tuple[int, Int[Tensor, " t"]]]:
-        """Which rows of a datum belong to output c: all its K rows are given, or the C of one site."""
+        """For every output c, the indices of its rows among a datum's rows: all K rows, or the C rows of one site."""
         output_of = self.H.output_of if J.c == len(self.H.output_of) else torch.arange(J.c)
         for c in range(len(self.outputs)):
             yield c, (output_of == c).nonzero()[:, 0].to(J.device)
 
-    def _nothing(self, J: Rows, *shape: int) -> Tensor:
+    def _zeros(self, J: Rows, *shape: int) -> Tensor:
         return torch.zeros(*shape, dtype=torch.float64, device=J.device)
 
     def _through(self, c: int, W: Float[Tensor, "m j"]) -> Float[Tensor, "m j"]:
@@ -207,6 +214,7 @@ class SeparatePrecision(Precision):
         refuse("variances of one set of weights")
 
     def logdet(self) -> Scalar:
+        # Every output's log det P_c contains log det P₀; the evidence subtracts it once.
         total = torch.stack([P.logdet() for P in self.outputs]).sum() - (len(self.outputs) - 1) * self.P0.logdet()
         if self.H.tie is None:
             return total
@@ -219,6 +227,6 @@ class SeparatePrecision(Precision):
 
 def refuse(what: str) -> NoReturn:
     raise StructureError(
-        f"With outputs that share no weights there is not {what}: every output has its own. Ask for outputs(x), "
-        'predict(x) or functions(n), or fit with coupling="full".'
+        f"With independent outputs there is not {what}: every output has its own weights. Use outputs(x), predict(x) "
+        'or functions(n), or fit with coupling="full".'
     )

@@ -1,23 +1,23 @@
-"""Memory and time of each structure before any work, and what `auto` takes."""
+"""Memory and time of each structure before any work, and the choice of `structure="auto"`."""
 
 from lapwing.planning.budget import in_words, parse_memory
 from lapwing.planning.choice import Choice, Needs, choose, refuse_factors_of_a_selection
-from lapwing.planning.costs import Line, Question, forward_macs, n_columns
-from lapwing.planning.kind import Affordable, Kind, settled
+from lapwing.planning.costs import CostQuery, Line, forward_macs, n_columns, pass_macs
+from lapwing.planning.kind import AutoFisher, Kind, resolved
 from lapwing.planning.plan import Plan, make_plan
-from lapwing.planning.rehearsal import Rehearsal
+from lapwing.planning.trial_run import TrialRun
 from lapwing.planning.tuning import MOST_STORED, Tuning
 
 __all__ = [
     "MOST_STORED",
-    "Affordable",
+    "AutoFisher",
     "Choice",
+    "CostQuery",
     "Kind",
     "Line",
     "Needs",
     "Plan",
-    "Question",
-    "Rehearsal",
+    "TrialRun",
     "Tuning",
     "choose",
     "forward_macs",
@@ -25,6 +25,7 @@ __all__ = [
     "make_plan",
     "n_columns",
     "parse_memory",
+    "pass_macs",
     "refuse_factors_of_a_selection",
-    "settled",
+    "resolved",
 ]

@@ -1,4 +1,4 @@
-"""Memory as people write it, and how much of it may hold rows."""
+"""Parse memory budgets, and divide them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 from lapwing.errors import InputError, InputTypeError
 
-_MOST_BYTES = 4 << 30  # of the default budget
-_MOST_ROWS = 192 << 20  # larger pieces gain no speed
-_LEAST_ROWS = 1 << 20
+_MOST_BYTES = 4 << 30  # largest default budget
+_MOST_ROWS = 192 << 20  # bytes of rows at a time; larger pieces are not faster
+_LEAST_ROWS = 1 << 20  # bytes of rows at a time, even if the budget is used up
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -35,23 +35,23 @@ def parse_memory(memory: str | float | None) -> int:
 
 
 def available_memory() -> int:
-    """Bytes that can be allocated without swapping; the default budget's double where the system does not say."""
-    with suppress(OSError, ValueError, IndexError):  # Linux: free memory and reclaimable caches
+    """Bytes that can be allocated without swapping; if the system does not say, twice the largest default budget."""
+    with suppress(OSError, ValueError, IndexError):  # Linux: free memory plus reclaimable caches
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) << 10
-    with suppress(OSError, ValueError, AttributeError):  # other POSIX systems: all of the memory, free or not
+    with suppress(OSError, ValueError, AttributeError):  # other POSIX systems: half of the physical memory
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     return 2 * _MOST_BYTES
 
 
 def chunk_floats(budget: int, needed: int) -> int:
-    """Numbers that rows may take at a time: a third of what is left, within bounds."""
+    """Numbers that rows may take at a time: a third of the remaining budget, within bounds."""
     return min(_MOST_ROWS, max((budget - needed) // 3, _LEAST_ROWS)) // 8
 
 
 def in_words(n_bytes: float) -> str:
-    """1536 → "1.5 KiB"."""
+    """Bytes as text: 1536 → "1.5 KiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if n_bytes < 1000:
             return f"{n_bytes:.3g} {unit}"

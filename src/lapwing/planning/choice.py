@@ -1,11 +1,11 @@
-"""What a structure needs, and which one `auto` takes; refusals come before any work."""
+"""What a structure needs, and which one `structure="auto"` takes. Refuses before any work."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
 
-from lapwing.curvature import Block, Diag, Full, Kron, Structure, Survey, Workload
+from lapwing.curvature import Block, Diag, Full, Kron, ModelSummary, Structure, Workload
 from lapwing.errors import InputError, StructureError
 from lapwing.operators import GroupedDiagonal
 from lapwing.planning.budget import chunk_floats, in_words
@@ -13,15 +13,15 @@ from lapwing.planning.effort import Effort
 
 MOST_FULL = 5_000  # parameters up to which `auto` considers the full matrix
 MOST_CUBES = 10**12  # Σ q (i³ + o³) up to which `auto` takes Kronecker factors: about ten minutes on one core
-SHORT = 1.0  # seconds, of a fit and the factorisations of tuning, that need no excuse
-MOST_FIT_EPOCHS = 6  # gradient epochs that a fit may take where it takes longer
-MOST_EPOCHS = 60  # gradient epochs that fit and factorisations may take together: about what training takes
-LONG_EIGEN = 60.0  # seconds of eigendecompositions that need no excuse
+SHORT = 1.0  # seconds for fit and factorisations below which `auto` does not compare them with training
+MOST_FIT_EPOCHS = 6  # gradient epochs that a longer fit may take
+MOST_EPOCHS = 60  # gradient epochs that fit and factorisations may take together: about as long as training
+LONG_EIGEN = 60.0  # seconds of eigendecompositions below which `auto` does not compare them with training
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A structure, how many numbers its rows may take at a time, and why."""
+    """A structure, how many numbers its rows may take at a time, and the reason."""
 
     structure: Structure
     chunk_floats: int
@@ -30,86 +30,86 @@ class Choice:
 
 @dataclass(frozen=True, eq=False)
 class Needs:
-    """What is known before the pass: the model's tiles, the parts of the curvature, the budget and the prior."""
+    """What the choice depends on, known before the pass: parameter blocks, parts of the curvature, budget and prior."""
 
-    survey: Survey
+    summary: ModelSummary
     n_parts: int
     budget: int
-    P0: GroupedDiagonal | None = None  # None: one precision for all
-    n_data: int | None = None  # as announced; None when the data do not say
+    P0: GroupedDiagonal | None = None  # None: a single precision
+    n_data: int | None = None  # None if the loader has no length
 
     @property
     def p(self) -> int:
-        return self.survey.layout.p
+        return self.summary.layout.p
 
     @cached_property
     def work(self) -> Workload:
-        return Workload(self.survey, self.n_parts, self.n_data, self.budget)
+        return Workload(self.summary, self.n_parts, self.n_data, self.budget)
 
     def needed_bytes(self, structure: Structure) -> int:
-        """The curvature with what is derived from it once and kept."""
+        """Bytes of the curvature, with what is derived from it once and stored."""
         return structure.needed_bytes(self.work)
 
-    def settled(self, structure: Structure) -> Structure:
-        """The structure as it would be fitted: a rank that is left open is what the budget allows."""
-        return structure.within(self.survey.layout, self.n_parts, self.budget // 8)
+    def resolved(self, structure: Structure) -> Structure:
+        """The structure as it would be fitted: an open rank is set from the budget."""
+        return structure.within(self.summary.layout, self.n_parts, self.budget // 8)
 
     def fits(self, structure: Structure) -> bool:
         return self.needed_bytes(structure) <= self.budget
 
     @cached_property
     def effort(self) -> Effort | None:
-        """How long structures take; None when the data do not say how many they are."""
-        return None if self.n_data is None else Effort(self.survey, self.n_data)
+        """Estimated time of structures; None if the number of data is unknown."""
+        return None if self.n_data is None else Effort(self.summary, self.n_data)
 
     @property
     def full_takes_long(self) -> bool:
-        """Whether the full matrix, with the factorisations of tuning, costs more than it should by default."""
+        """Whether full curvature, with the factorisations of tuning, costs more than `auto` accepts."""
         if self.effort is None:
             return False
-        effort, columns = self.effort, self.survey.linearised.k
+        effort, columns = self.effort, self.summary.linearised.k
         fit = effort.seconds(effort.macs(Full(), columns))
         total, epoch = fit + effort.factorisation_seconds(columns), effort.epoch_seconds
         return total > SHORT and (fit > MOST_FIT_EPOCHS * epoch or total > MOST_EPOCHS * epoch)
 
     @property
     def eigen_takes_long(self) -> bool:
-        """Whether the Kronecker factors take longer to decompose than they should by default."""
-        if self.survey.cubes > MOST_CUBES:
+        """Whether the eigendecompositions of Kronecker factors cost more than `auto` accepts."""
+        if self.summary.cubes > MOST_CUBES:
             return True
         effort = self.effort
         return effort is not None and effort.eigen_seconds > max(LONG_EIGEN, MOST_EPOCHS * effort.epoch_seconds)
 
     @property
     def selected(self) -> bool:
-        """Whether single entries of tensors are inferred: no structure of a layer is left then."""
-        return self.survey.layout.selection is not None
+        """Whether single weights are inferred (a subnetwork): then layers have no Kronecker factors."""
+        return self.summary.layout.selection is not None
 
     @cached_property
     def kron(self) -> Kron | None:
-        """Kronecker blocks that can take the prior: it must be one precision on each."""
+        """Kronecker factors if they can take the prior, which needs one precision per block; else None."""
         P0 = self.P0
         if self.selected:
             return None
         if P0 is None or P0.isotropic:
             return Kron()
-        layers = [tile for tile in self.survey.tiles if tile.maps]
-        if all(P0.restricted(tile.whole).isotropic for tile in layers):
+        layers = [block for block in self.summary.blocks if block.maps]
+        if all(P0.restricted(block.whole).isotropic for block in layers):
             return Kron()
-        apart = all(P0.restricted(s).isotropic for tile in layers for s in tile.slices)
+        apart = all(P0.restricted(s).isotropic for block in layers for s in block.slices)
         return Kron(bias="separate") if apart else None
 
 
 def choose(structure: Structure | None, needs: Needs) -> Choice:
-    """Check the budget before any work starts; `structure=None` means choose."""
-    structure, why = _taken(needs) if structure is None else (needs.settled(structure), "asked for")
+    """Check the budget before any work; `structure=None` chooses automatically."""
+    structure, why = _taken(needs) if structure is None else (needs.resolved(structure), "asked for")
     if not needs.fits(structure):
         raise InputError(_too_big(structure, needs))
     return Choice(structure, chunk_floats(needs.budget, needs.needed_bytes(structure)), why)
 
 
 def refuse_factors_of_a_selection(structure: Structure | None) -> None:
-    """Single weights of a layer have no Kronecker factors."""
+    """Raise for structures with Kronecker factors if single weights are inferred."""
     if structure is not None and structure.whole_tensors:
         raise StructureError(
             f'structure "{name_of(structure)}" needs whole tensors: a Kronecker product has no meaning for single '
@@ -119,6 +119,8 @@ def refuse_factors_of_a_selection(structure: Structure | None) -> None:
 
 
 def _taken(needs: Needs) -> tuple[Structure, str]:
+    """The automatic choice: full if small and affordable, else Kronecker factors, else the diagonal; with the
+    reason."""
     parameters, budget = f"{needs.p:,} parameters", in_words(needs.budget)
     if needs.selected:
         return Full(), f"a subnetwork of {parameters} is chosen to be small enough for the full matrix"
@@ -142,13 +144,14 @@ def _why_not_full(needs: Needs) -> str:
     if not needs.fits(Full()):
         return f"the full matrix of {parameters} does not fit {in_words(needs.budget)}"
     assert needs.effort is not None
-    columns = needs.survey.linearised.k
+    columns = needs.summary.linearised.k
     total = needs.effort.epochs(Full(), columns)
     total += needs.effort.factorisation_seconds(columns) / needs.effort.epoch_seconds
     return f"the full matrix of {parameters} would take about {total:,.0f} gradient epochs with tuning"
 
 
 def _too_big(structure: Structure, needs: Needs) -> str:
+    """The error message, with the structures that would fit."""
     others: list[Structure] = [Block(), Diag()] if needs.selected else [Block(), Kron(), Diag()]
     smaller = [s for s in others if needs.needed_bytes(s) < needs.needed_bytes(structure)]
     fits = [f"{name_of(s)} would take {in_words(needs.needed_bytes(s))}" for s in smaller if needs.fits(s)]

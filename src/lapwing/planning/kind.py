@@ -1,4 +1,4 @@
-"""Which kind of curvature is summed: the exact GGN where that is cheap, else an unbiased sketch of it."""
+"""Resolve `fisher="auto"`: the exact GGN if it is cheap, else an unbiased sketch of it."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from lapwing.curvature import Exact, Fisher, Sampled, Signs, Structure
 from lapwing.planning.choice import Needs
 from lapwing.planning.effort import Effort
 
-MOST_EPOCHS = 3.0  # estimated gradient epochs up to which exact columns are taken; measured fits take up to twice that
-MOST_SECONDS = 0.1  # estimated time up to which exact columns are taken, whatever the epochs
-LEAST_ROWS = 1_000  # rows of a sketch: with fewer data each gives several
+MOST_EPOCHS = 3.0  # estimate up to which `auto` is exact; measured fits take up to twice as long
+MOST_SECONDS = 0.1  # estimated time up to which `auto` is exact, regardless of epochs
+LEAST_ROWS = 1_000  # rows of a sketch; with fewer data, several draws per datum
 
 
 @dataclass(frozen=True, eq=False)
-class Affordable:
-    """`fisher="auto"`: what is summed is settled when the structure is."""
+class AutoFisher:
+    """`fisher="auto"`, which is resolved once the structure is known."""
 
     generator: torch.Generator
 
-    def settled(self, structure: Structure, needs: Needs) -> tuple[Fisher, str]:
-        """The kind of curvature for a structure, and why."""
-        columns = needs.survey.linearised.k
+    def resolved(self, structure: Structure, needs: Needs) -> tuple[Fisher, str]:
+        """The kind of Fisher for a structure, and the reason."""
+        columns = needs.summary.linearised.k
         if not structure.sketches:
             return Exact(), "exact curvature, as this structure is made from"
-        if needs.survey.linearised.only_last and not needs.selected:
+        if needs.summary.linearised.only_last and not needs.selected:
             return Exact(), "exact curvature, which the output layer has in closed form"
-        effort = Effort(needs.survey, needs.n_data or 1)
+        effort = Effort(needs.summary, needs.n_data or 1)
         epochs = effort.epochs(structure, columns)
         outputs = f"{columns:,} output{'s' * (columns != 1)} per datum"
         if epochs <= MOST_EPOCHS:
@@ -44,9 +44,9 @@ class Affordable:
         return Sampled(self.generator, n_draws, Signs()), why
 
 
-Kind = Fisher | Affordable
+Kind = Fisher | AutoFisher
 
 
-def settled(kind: Kind, structure: Structure, needs: Needs) -> tuple[Fisher, str]:
-    """What was asked for, or what `auto` takes."""
-    return (kind, "") if isinstance(kind, Fisher) else kind.settled(structure, needs)
+def resolved(kind: Kind, structure: Structure, needs: Needs) -> tuple[Fisher, str]:
+    """The requested kind, or the one that "auto" resolves to, with the reason."""
+    return (kind, "") if isinstance(kind, Fisher) else kind.resolved(structure, needs)

@@ -1,4 +1,4 @@
-"""What every structure would cost, and what `auto` takes: a value to look at."""
+"""The result of `lw.plan`: a table of all structures, and what `auto` takes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from lapwing.curvature import STRUCTURES, Full, Kron, Structure
 from lapwing.errors import InputError
 from lapwing.planning.budget import in_words
 from lapwing.planning.choice import choose, name_of
-from lapwing.planning.costs import Line, Question
-from lapwing.planning.kind import settled
+from lapwing.planning.costs import CostQuery, Line
+from lapwing.planning.kind import resolved
 from lapwing.planning.tuning import Tuning, tuning_of
 
 LAST_LAYER: tuple[Structure, ...] = (Full(), Kron())
@@ -20,7 +20,7 @@ _HEADINGS = ("structure", "on", "how", "exact", "stored", "to fit", "to predict"
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """One row per structure, the row `auto` takes (None when nothing fits), and one sentence why."""
+    """One row per structure, the row that `auto` takes (None if nothing fits), and the reason."""
 
     rows: tuple[Line, ...]
     chosen: Line | None
@@ -28,7 +28,7 @@ class Plan:
     memory: int
     n_batch: int
     n_inputs: int
-    tuning: Tuning | None = None  # of what `auto` takes
+    tuning: Tuning | None = None  # for the structure that `auto` takes
 
     def __repr__(self) -> str:
         lines = [_cells(row, row is self.chosen) for row in self.rows]
@@ -42,12 +42,12 @@ class Plan:
         return "\n".join([*_aligned([_HEADINGS, *lines]), "", taken, *tuning, sizes])
 
     def record(self) -> dict[str, Any]:
-        """Plain values, for machines."""
+        """Plain Python values, for JSON."""
         return asdict(self)
 
 
-def make_plan(questions: Sequence[Question]) -> Plan:
-    """Lines for all parameters asked about, then for the last layer when it is another question."""
+def make_plan(questions: Sequence[CostQuery]) -> Plan:
+    """Rows for all parameters asked about, then for the last layer if that is a different question."""
     whole, *last = questions
     offered = [s for s in STRUCTURES.values() if not (whole.needs.selected and s.whole_tensors)]
     rows = [whole.line(structure) for structure in offered]
@@ -55,12 +55,12 @@ def make_plan(questions: Sequence[Question]) -> Plan:
     chosen, why, tuning = None, "", None
     try:
         choice = choose(None, whole.needs)
-        fisher, kind_why = settled(whole.kind, choice.structure, whole.needs)
-        tuning = tuning_of(choice.structure, fisher, whole.rehearsal.likelihood, whole.needs, 3 * choice.chunk_floats)
+        fisher, kind_why = resolved(whole.kind, choice.structure, whole.needs)
+        tuning = tuning_of(choice.structure, fisher, whole.trial_run.likelihood, whole.needs, 3 * choice.chunk_floats)
         chosen, why = rows[_position(choice.structure, offered)], "; ".join(filter(None, (choice.why, kind_why)))
-    except InputError as refusal:
+    except InputError as refusal:  # nothing fits; the message says what to do
         why = str(refusal)
-    return Plan(tuple(rows), chosen, why, whole.needs.budget, whole.rehearsal.x.n, whole.n_inputs, tuning)
+    return Plan(tuple(rows), chosen, why, whole.needs.budget, whole.trial_run.x.n, whole.n_inputs, tuning)
 
 
 def _position(structure: Structure, offered: Sequence[Structure]) -> int:
@@ -83,7 +83,7 @@ def _cells(row: Line, taken: bool) -> tuple[str, ...]:
 
 
 def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    """Columns of equal width; numbers to the right."""
+    """Columns of equal width; numbers are right-aligned."""
     widths = [max(len(row[k]) for row in table) for k in range(len(table[0]))]
     right = range(4, 8)
     return [

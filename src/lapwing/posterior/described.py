@@ -1,4 +1,4 @@
-"""A posterior in two lines: what was inferred and how, under which prior, and whether it was tuned."""
+"""A two-line summary of a posterior: what was inferred and how, the prior, and whether it was tuned."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lapwing.posterior.fitted import Fitted
 from lapwing.priors import GaussianPrior
 
 
-def in_short(posterior: Fitted) -> str:
+def summary(posterior: Fitted) -> str:
     name, layout = type(posterior.linearised.network.model).__name__, posterior.layout
     likelihood = type(posterior.likelihood).__name__
     return (

@@ -1,4 +1,4 @@
-"""What may be wrong with a posterior, in words."""
+"""The findings of `diagnose()`: measurements of a posterior, whether they are a concern, and advice."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from lapwing._types import Float, Tensor
 from lapwing.linear_model import Refinement
 from lapwing.posterior.trained import Trained
 
-NOISE_BOUNDS = (1e-3, 1e3)  # of a noise, relative to the root mean squared residual of the network
-TRUST_MARGIN = 0.03  # nats per datum
-PRECISION_BOUNDS = (1e-10, 1e12)  # of a prior precision, relative to the mean curvature in its group
+NOISE_BOUNDS = (1e-3, 1e3)  # bounds on the noise, relative to the network's root mean squared residual
+TRUST_MARGIN = 0.03  # nats per datum by which training data may be predicted worse than by the network
+PRECISION_BOUNDS = (1e-10, 1e12)  # bounds on a prior precision, relative to the mean curvature in its group
 
 
 _CLOSE = "The weights are close to a mode."
@@ -19,7 +19,7 @@ _CLOSE = "The weights are close to a mode."
 
 @dataclass(frozen=True)
 class Finding:
-    """One measurement, whether it is a concern, and what to do."""
+    """A measurement, whether it is a concern, and advice."""
 
     name: str
     value: str
@@ -30,16 +30,17 @@ class Finding:
         return f"{'!' if self.concern else ' '} {self.name}: {self.value}. {self.advice}".rstrip()
 
     @staticmethod
-    def of_placeholders() -> Finding:
+    def of_untuned() -> Finding:
         advice = "The size of the error bars depends on it: lw.tune(posterior, train_loader)."
-        return Finding("hyperparameters", "those that lw.fit starts from; nobody has chosen them", True, advice)
+        return Finding("hyperparameters", "the defaults of lw.fit, not tuned", True, advice)
 
     @staticmethod
     def of_gradient(total: float, data: float, prior: float, remedy: str) -> Finding:
-        """The posterior is centred on θ*, which should be a mode: ∇ log p(D, θ) = 0.
+        """The posterior is centred at θ*, which should be a mode: ∇ log p(D, θ) = 0.
 
-        Without a remedy it was taken already.
+        Without a `remedy` it has been applied already, and a large gradient is no concern.
         """
+        # Relative to the two terms, which cancel at a mode; 1e-300 avoids 0/0.
         far = total > 0.1 * (data + prior + 1e-300)
         concern = far and bool(remedy)
         advice = f"The weights are not at a mode of this prior and likelihood. {remedy}" if far else _CLOSE
@@ -49,7 +50,7 @@ class Finding:
 
     @staticmethod
     def of_weight_decay(implied: float, precision: float) -> Finding:
-        """At a minimum of loss + ½ λ ‖θ‖² the data pull by λ θ, so λ = θᵀ∇log p(D|θ) / ‖θ‖²."""
+        """At a minimum of loss + ½ λ ‖θ‖² the gradient of the data is λ θ, so λ = θᵀ∇log p(D|θ) / ‖θ‖²."""
         if implied <= 0:
             words, concern = "none: the loss still falls as the weights grow or shrink as a whole", False
             advice = "The weights were trained without weight decay, or not to a minimum."
@@ -74,7 +75,7 @@ class Finding:
 
     @staticmethod
     def of_moved_mean(distance: float, norm: float, by_held_out: bool) -> Finding:
-        """Predictions are f + J (μ − θ*): no longer around the network's own outputs."""
+        """Predictions are f + J (μ − θ*), no longer centred at the network's outputs."""
         value = f"moved by {distance:.3g} from the weights, whose norm is {norm:.3g}"
         value += ", as held-out data asked for" if by_held_out else ", as asked for"
         advice = "Predictions are no longer around the network's own outputs"
@@ -88,12 +89,12 @@ class Finding:
             f'by="{report.by}" in {report.n_steps} steps and {report.n_passes} passes, gradient '
             f"{report.gradient_before:.3g} before and {report.gradient:.3g} after{bound}"
         )
-        advice = "" if report.converged else "It stopped before it converged: the mean is on the way, not there."
+        advice = "" if report.converged else "It stopped before convergence: the mean is not at the optimum."
         return Finding("refinement", value, not report.converged, advice)
 
     @staticmethod
     def of_training(trained: Trained) -> Iterator[Finding]:
-        """How far the variances went, and the bound."""
+        """How far the variances have moved from their start and to the prior's, and the bound on log p(D)."""
         yield Finding("training", f"by {trained.by}, KL times {trained.beta:.3g}", False, "")
         concern = trained.unmoved > 0.5
         advice = (
@@ -117,14 +118,14 @@ class Finding:
     def of_average(in_expectation: bool, validated: bool) -> Iterator[Finding]:
         if in_expectation and validated:
             advice = "Held-out data chose the scale."
-            yield Finding("curvature", "averaged over the outputs that the posterior holds possible", False, advice)
+            yield Finding("curvature", "averaged over the posterior of the outputs", False, advice)
         elif in_expectation:
             advice = (
-                "At the network's own outputs it nearly vanishes, and the evidence with it is not to be trusted. The "
+                "At the network's own outputs it nearly vanishes, and the evidence with it is unreliable. The "
                 "average is better, but training data cannot tell whether the network is as sure as it should be; "
                 "held-out data can: lw.tune(posterior, validation=...)."
             )
-            yield Finding("curvature", "averaged over the outputs that the posterior holds possible", True, advice)
+            yield Finding("curvature", "averaged over the posterior of the outputs", True, advice)
 
     @staticmethod
     def of_effective_dimension(layers: dict[str, tuple[float, int]]) -> Finding:
@@ -144,24 +145,25 @@ class Finding:
 
     @staticmethod
     def of_training_check(predictive: float, network: float, n: int, validated: bool) -> Finding:
-        """Predictions of data the posterior has seen should not be much worse than the network's."""
+        """Data of the fit should not be predicted much worse than by the network."""
         worse = predictive - network > TRUST_MARGIN
         value = f"NLL of {n} training data {predictive:.3g}, the network's {network:.3g}"
         if worse and validated:
-            advice = "Held-out data chose the scale: by them the network is surer of its training data than of others."
+            advice = "Held-out data chose the scale: on it the network is less confident than on its training data."
             return Finding("predictions of training data", value, False, advice)
         concern = worse
         advice = (
-            "The evidence is not to be trusted here: with its prior even data that were seen are predicted much worse "
+            "The evidence is unreliable here: with its prior even training data are predicted much worse "
             "than by the network alone. Confident classifiers and noise far below the network's own residuals do this. "
             "Choose the scale on held-out data: lw.tune(posterior, validation=...)."
             if concern
-            else "The error bars agree with the data that were seen."
+            else "The error bars agree with the training data."
         )
         return Finding("predictions of training data", value, concern, advice)
 
     @staticmethod
     def of_condition(number: float) -> Finding:
+        # float64 has 16 digits, of which solves lose log₁₀ of the condition number.
         concern = number > 1e13
         advice = "Raise the prior precision: digits are being lost." if concern else ""
         return Finding("condition number of the precision, at most", f"{number:.3g}", concern, advice)
@@ -188,11 +190,11 @@ class Finding:
 
     @staticmethod
     def of_selection(words: str, without_curvature: int, k: int) -> Iterator[Finding]:
-        """Single weights with no effect on the data take room and say nothing."""
+        """Selected weights without effect on the data waste memory."""
         if words:
             value = f"{words}; of those taken, {without_curvature:,} have no curvature"
             concern = without_curvature > 0.1 * k
-            advice = "Fewer weights, or another score, would say as much." if concern else ""
+            advice = "Fewer weights, or another score, would give the same result." if concern else ""
             yield Finding("subnetwork", value, concern, advice)
 
     @staticmethod
@@ -205,7 +207,7 @@ class Finding:
 
     @staticmethod
     def of_functions(n_outputs: int, n_draws: int) -> Finding:
-        """Averages of S draws, in pairs around the mean: a variance is known to √(4/S) of itself."""
+        """Averages of S antithetic draws: the relative standard error of a variance is √(4/S)."""
         value = f"averages of {n_draws} draws of the linearised function, as a datum has {n_outputs:,} outputs"
         advice = (
             f"A variance has a relative standard error of about {(4 / n_draws) ** 0.5:.0%}. "
@@ -214,7 +216,7 @@ class Finding:
         return Finding("predictions", value, False, advice)
 
     @staticmethod
-    def of_loose(treated: list[tuple[str, str]]) -> Iterator[Finding]:
+    def of_tensors_without_rule(treated: list[tuple[str, str]]) -> Iterator[Finding]:
         if treated:
             kinds = dict.fromkeys(how for _, how in treated)
             listed = "; ".join(f"{how}: {', '.join(n for n, h in treated if h == how)}" for how in kinds)
@@ -232,7 +234,7 @@ class Finding:
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis:
-    """All findings; concerns first when printed."""
+    """All findings; concerns are printed first."""
 
     findings: tuple[Finding, ...]
 

@@ -1,4 +1,4 @@
-"""The Laplace evidence and what follows from its derivatives."""
+"""The Laplace approximation of the evidence, and quantities from its derivatives."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from lapwing.priors import GaussianPrior
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """log Z split into fit, Occam factor and distance from the prior."""
+    """log Z split into its terms: fit, log determinant ratio (Occam factor), and distance from the prior mean."""
 
     log_lik: Scalar
-    log_det_ratio: Scalar
-    scatter: Scalar
-    std_error: float = 0.0  # of the total, where the determinant is an estimate
+    log_det_ratio: Scalar  # log det P − log det P₀
+    scatter: Scalar  # (θ − m₀)ᵀ P₀ (θ − m₀)
+    std_error: float = 0.0  # of the total, if the determinant is estimated
 
     @property
     def total(self) -> Scalar:
@@ -31,8 +31,8 @@ def log_evidence(log_lik: Scalar, precision: Precision, prior: GaussianPrior, th
 
     log Z ≈ log p(D | θ*) − ½ (log det P − log det P₀) − ½ (θ* − m₀)ᵀ P₀ (θ* − m₀)
 
-    The factors (2π)^{P/2} of prior and posterior cancel; every other constant is in `log_lik`. Exact for a linear
-    model with Gaussian likelihood and dense curvature at its mode. Cost: one `logdet`. MacKay (1992).
+    The factors (2π)^{P/2} of prior and posterior cancel; `log_lik` contains every other constant. Exact for a linear
+    model with Gaussian likelihood and dense curvature, at its mode. Cost: one `logdet`. MacKay (1992).
     """
     ratio = precision.logdet() - prior.P0.logdet()
     distance = (prior.precisions * prior.scatter(theta)).sum()
@@ -46,7 +46,7 @@ def mode_of_quadratic(
     prior: GaussianPrior,
     theta: Float[Tensor, " p"],
 ) -> Float[Tensor, " p"]:
-    """θ_* = m₀ + P⁻¹ (g + H (θ₀ − m₀)), the mode under a log likelihood that is quadratic around θ₀."""
+    """θ_* = m₀ + P⁻¹ (g + H (θ₀ − m₀)), the mode for a log likelihood that is quadratic around θ₀."""
     return prior.mean + precision.solve(gradient + curvature.mv(theta - prior.mean))
 
 
@@ -60,7 +60,7 @@ def linear_evidence(
 ) -> Evidence:
     """The evidence of the linear model at its own mode θ_* = θ₀ + d:  log p(D | θ_*) = ℓ₀ + gᵀd − ½ dᵀ H d.
 
-    Exact for a Gaussian likelihood with the full H, wherever θ₀ is. Antorán et al. (2022). Cost: one `logdet` and one
+    Exact for a Gaussian likelihood with the full H, for any θ₀. Antorán et al. (2022). Cost: one `logdet` and one
     `solve`.
     """
     mode = mode_of_quadratic(gradient, curvature, precision, prior, theta)
@@ -69,9 +69,9 @@ def linear_evidence(
 
 
 def effective_dimension(curvature: Curvature, prior: GaussianPrior) -> Float[Tensor, " g"]:
-    """γ_g = P_g − δ_g tr(P⁻¹)_gg, the number of directions in group g that the data determine.
+    """γ_g = P_g − δ_g tr(P⁻¹)_gg, the number of parameters in group g that the data determine.
 
-    Found as −∂(log det P − log det P₀)/∂ log δ_g, which is the same number for every structure.
+    Computed as −∂(log det P − log det P₀)/∂ log δ_g, which needs no code per structure.
     """
 
     def log_det_ratio(log_precisions: Tensor) -> Scalar:
@@ -84,12 +84,12 @@ def effective_dimension(curvature: Curvature, prior: GaussianPrior) -> Float[Ten
 def effective_dimension_of_parts(
     combine: Callable[[Tensor], Curvature], scales: Float[Tensor, " g"], prior: GaussianPrior
 ) -> Float[Tensor, " g"]:
-    """tr(P⁻¹ c_g H_g) for each dispersion part: how many directions each noise level pays for."""
+    """tr(P⁻¹ c_g H_g) for each dispersion part: the effective dimension of the data with each noise level."""
     return _gradient(lambda log_scales: combine(log_scales.exp()).plus(prior.P0).logdet(), scales.log())
 
 
 def _gradient(function: Callable[[Tensor], Scalar], at: Tensor) -> Tensor:
-    """∂ function / ∂ at; part of the graph when `at` is."""
+    """∂ function / ∂ at; part of the autograd graph if `at` is."""
     if at.requires_grad:
         return torch.autograd.grad(function(at), at, create_graph=True)[0]
     with torch.enable_grad():

@@ -1,4 +1,4 @@
-"""What diagnose() looks at: the posterior's own numbers, each made into a finding."""
+"""Compute the findings of `diagnose()` from a posterior."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from lapwing.predictive.link_rules import DEFAULT
 from lapwing.runtime import distributed
 from lapwing.runtime.sandbox import random_state_kept
 
-_MOST_CHECKED = 64  # training data whose prediction is checked
+_MOST_CHECKED = 64  # training data whose predictions are checked
 
 
 def findings(posterior: Fitted) -> Iterator[Finding]:
-    """Everything worth a word, in the order it is told."""
+    """All findings, in the order in which they are computed."""
     layout, prior = posterior.layout, posterior.prior
     bends = posterior.curvature.diagonal()
     yield from Finding.of_selection(layout.selected_by, int((bends == 0).sum()), layout.p)
-    if not layout.p:  # a subnetwork of no weights: nothing is left to say
+    if not layout.p:  # a subnetwork without weights
         return
     if posterior.trained is not None:
         yield from Finding.of_training(posterior.trained)
         yield Finding.of_structure(posterior.structure.described, posterior.why)
         return
     if posterior.untuned:
-        yield Finding.of_placeholders()
+        yield Finding.of_untuned()
     yield from _gradient_findings(posterior)
     if posterior.refinement is not None:
         yield Finding.of_refinement(posterior.refinement)
@@ -50,11 +50,12 @@ def findings(posterior: Fitted) -> Iterator[Finding]:
     validated = _validated(posterior)
     yield from Finding.of_average(posterior.estimate.in_expectation, validated)
     yield Finding.of_effective_dimension(dimension_by_layer(posterior))
-    seen = None if posterior.source is None or not posterior.history else posterior.source.first_here()
+    seen = None if posterior.source is None or not posterior.history else posterior.source.first_on_rank()
     if seen is not None:
         yield Finding.of_training_check(*training_check(posterior, *seen), validated)
     yield from Finding.of_found_groups(prior.group_names, prior.reasons)
     low, high = float(prior.precisions.min()), float(prior.precisions.max())
+    # An upper bound of the condition number of H + P₀: (‖H‖ + max δ) / min δ.
     yield Finding.of_condition((float(posterior.curvature.norm()) + high) / low)
     yield from Finding.of_groups(prior.group_names, prior.precisions.detach(), *posterior.precision_bounds())
     yield from Finding.of_unused([name for name in layout.names if not bool(bends[layout[name]].any())])
@@ -62,13 +63,13 @@ def findings(posterior: Fitted) -> Iterator[Finding]:
     yield Finding.of_fisher(posterior.fisher.described)
     if posterior.averages_functions and posterior.readout.link == DEFAULT:
         yield Finding.of_functions(posterior.linearised.k, posterior.n_functions)
-    yield from Finding.of_loose(_loose(posterior))
+    yield from Finding.of_tensors_without_rule(_tensors_without_rule(posterior))
     linearised = posterior.linearised
     yield Finding.of_rows(tuple(linearised.ruled), linearised.rest.names, linearised.vectorised)
 
 
 def _gradient_findings(posterior: Fitted) -> Iterator[Finding]:
-    """What data and prior pull at the trained weights, and the weight decay that would balance them."""
+    """The gradients of data and prior at the trained weights, and the weight decay that would balance them."""
     prior, theta = posterior.prior, posterior.linearised.theta
     from_data, delta = posterior.data_gradient(), prior.P0.diagonal.detach()
     pull = delta * (theta - prior.mean)
@@ -80,7 +81,7 @@ def _gradient_findings(posterior: Fitted) -> Iterator[Finding]:
 
 
 def _remedy(posterior: Fitted) -> str:
-    """What to do about weights that are no mode, of the remedies not taken yet."""
+    """Advice for weights that are not at a mode, except what has been done already."""
     if posterior.refinement is not None or _validated(posterior):
         return ""
     if posterior.expansion is not None:
@@ -92,16 +93,16 @@ def _remedy(posterior: Fitted) -> str:
 
 
 def _validated(posterior: Fitted) -> bool:
-    """Whether tuning had held-out data to choose with."""
+    """Whether tuning used held-out data."""
     return any(getattr(step, "scale", None) is not None for step in posterior.history)
 
 
 def training_gap(posterior: Fitted, data: Batches) -> float:
-    """How much worse the first training data are predicted than by the network, nats per likelihood term.
+    """How much worse the first training data are predicted than by the network, in nats per likelihood term.
 
-    Of data that are dealt out among ranks the first of each, which together are the first of all.
+    With several ranks, the first data of each are used.
     """
-    left, gap, count = -(-_MOST_CHECKED // distributed.world()), 0.0, 0
+    left, gap, count = -(-_MOST_CHECKED // distributed.world_size()), 0.0, 0
     for x, y in data:
         predictive, network, n = training_check(posterior, x, y, left)
         gap, count, left = gap + n * (predictive - network), count + n, left - n
@@ -112,7 +113,7 @@ def training_gap(posterior: Fitted, data: Batches) -> float:
 
 
 def training_check(posterior: Fitted, x: ModelInput, y: Any, most: int = _MOST_CHECKED) -> tuple[float, float, int]:
-    """NLL per likelihood term of data that were seen: by the predictive, by the network alone, and of how many."""
+    """NLL per likelihood term on training data: of the predictive, of the network alone; and the number of data."""
     with random_state_kept():
         x, encoded = encode_batch(x, y, posterior.likelihood, posterior.sites)
         n = min(x.n, most)
@@ -123,7 +124,7 @@ def training_check(posterior: Fitted, x: ModelInput, y: Any, most: int = _MOST_C
 
 
 def _at_network_noise(posterior: Fitted) -> Likelihood:
-    """The likelihood of the network alone: a Gaussian's noise is then that of the network's own residuals."""
+    """The likelihood of the network alone: a Gaussian's noise is then estimated from the network's residuals."""
     if not isinstance(posterior.likelihood, Gaussian) or not posterior.likelihood.estimated:
         return posterior.likelihood
     return posterior.likelihood.estimate(posterior.estimate.statistics.likelihood)
@@ -141,8 +142,8 @@ def _mode_findings(posterior: Fitted) -> Iterator[Finding]:
 
 
 def dimension_by_layer(posterior: Fitted) -> dict[str, tuple[float, int]]:
-    """γ and the number of parameters of each module: Σ (1 − δ_i (P⁻¹)_ii)."""
-    if not posterior.precision.of_weights:
+    """γ = Σ_i (1 − δ_i (P⁻¹)_ii) and the number of parameters, for each module."""
+    if not posterior.precision.has_weights:
         return _dimension_by_group(posterior)
     each = 1 - posterior.prior.P0.diagonal.detach() * posterior.precision.inv_diagonal().detach()
     return {
@@ -156,7 +157,7 @@ def _dimension_by_group(posterior: Fitted) -> dict[str, tuple[float, int]]:
     return {n: (g, int(p)) for n, g, p in zip(posterior.prior.group_names, gamma, sizes, strict=True)}
 
 
-def _loose(posterior: Fitted) -> list[tuple[str, str]]:
+def _tensors_without_rule(posterior: Fitted) -> list[tuple[str, str]]:
     """Tensors without a Kronecker rule, and how each was treated."""
     if not posterior.structure.whole_tensors or not isinstance(posterior.curvature, BlockDiagonalCurvature):
         return []

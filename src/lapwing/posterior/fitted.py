@@ -1,4 +1,4 @@
-"""The fields of a posterior and what follows from them: the Gaussian over weights, and its evidence."""
+"""The fields of a posterior, the Gaussian over weights they define, and its evidence."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lapwing.posterior import evidence
 from lapwing.posterior.diagnosis import NOISE_BOUNDS, PRECISION_BOUNDS
 from lapwing.posterior.sampling import WeightDraws, weight_deviations
 from lapwing.posterior.trained import N_DRAWS, Trained
-from lapwing.predictive import MANY_OUTPUTS, WeightGaussian
+from lapwing.predictive import FUNCTION_PAIRS, WeightGaussian
 from lapwing.predictive.link_rules import DEFAULT, Link
 from lapwing.priors import GaussianPrior
 from lapwing.runtime.arguments import seeded
@@ -33,22 +33,20 @@ from lapwing.runtime.sandbox import plain_tensors
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-FUNCTION_PAIRS = 16  # of functions f ± J (θ − θ*) that predictions of many outputs average
-
 
 @dataclass(frozen=True, eq=False)
 class Readout:
-    """How predictions are read off the posterior: where its mean lies, how warm the classes are, and by which link."""
+    """How predictions are computed: their mean, the temperature of the logits (temperature scaling), and the link."""
 
     shift: Float[Tensor, " p"] | None = None  # μ − θ*; None: the mean is the trained network
     temperature: float = 1.0  # classes are softmax(f / T), or σ(f / T)
     link: Link = DEFAULT
-    noise_std: Float[Tensor, " g"] | None = None  # around this mean, where it is not the likelihood's
-    newton: bool = False  # without a shift: the mean is one Newton step from the network, under the prior as it is
+    noise_std: Float[Tensor, " g"] | None = None  # noise around this mean, if not the likelihood's
+    newton: bool = False  # if shift is None: the mean is one Newton step from the network, under the current prior
 
 
 class _Once:
-    """Says yes once, to one thread."""
+    """Returns True once, in one thread."""
 
     def __init__(self) -> None:
         self._left = threading.Lock()
@@ -59,7 +57,7 @@ class _Once:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Fitted:
-    """N(θ*, P⁻¹) with P = H + P₀ over the weights of a linearised network; `Posterior` adds what users ask of it."""
+    """N(θ*, P⁻¹) with P = H + P₀ over the weights of a linearised network; `Posterior` adds the public methods."""
 
     linearised: Linearised
     likelihood: Likelihood
@@ -70,17 +68,17 @@ class Fitted:
     likelihood_scale: Scalar
     chunk_floats: int
     history: tuple[Any, ...] = ()
-    why: str = "asked for"  # of the structure
-    expansion: Expansion | None = None  # None: the evidence is taken at the trained weights themselves
+    why: str = "asked for"  # why this structure was chosen
+    expansion: Expansion | None = None  # None: the evidence is evaluated at the trained weights
     readout: Readout = Readout()
-    source: Batches | None = None  # where the data came from, for those who tune without naming them again
-    refinement: Refinement | None = None  # how lw.refine went; None: it was not called
-    left_open: tuple[str, ...] = ()  # what tuning did not solve within its budget, in words
-    draws: WeightDraws | None = None  # what lw.tune(by="em") found hyperparameters with, and goes on from
-    columns: Columns | None = None  # what mapping batches hold, where `lw.fit` was told
-    untuned: bool = False  # the prior, and a noise that is estimated, are the defaults of lw.fit: nobody chose them
-    trained: Trained | None = None  # by an objective of lw.train; None: fitted
-    first_predict: _Once = field(default_factory=_Once)  # a posterior that is untuned says so then
+    source: Batches | None = None  # the training data, the default of lw.tune and lw.refine
+    refinement: Refinement | None = None  # record of lw.refine; None: not refined
+    left_open: tuple[str, ...] = ()  # what tuning did not complete within its budget
+    draws: WeightDraws | None = None  # samples of lw.tune(by="em"), the initial values of the next call
+    columns: Columns | None = None  # columns of mapping batches, if given to lw.fit
+    untuned: bool = False  # prior and noise are the defaults of lw.fit
+    trained: Trained | None = None  # record of training by lw.train; None: fitted by lw.fit
+    first_predict: _Once = field(default_factory=_Once)  # an untuned posterior warns at its first prediction
 
     @property
     def layout(self) -> ParamLayout:
@@ -88,13 +86,14 @@ class Fitted:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Results come in the model's dtype, float32 at least."""
+        """Dtype of results: that of the model, but at least float32."""
         dtype = self.linearised.network.dtype or torch.float32
+        # Variances need more digits than half precision has.
         return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
     @property
     def mean(self) -> Float[Tensor, " p"]:
-        """The trained weights θ*, or the linear model's mode where tuning chose it, or where `lw.refine` moved it."""
+        """The trained weights θ*, or the mean to which tuning or `lw.refine` moved."""
         return self.centre.to(self.dtype)
 
     @property
@@ -103,7 +102,7 @@ class Fitted:
 
     @cached_property
     def shift(self) -> Float[Tensor, " p"] | None:
-        """μ − θ* of the predictions' mean; None: they are the network's own."""
+        """μ − θ* for the mean of predictions; None: they are centred at the network's outputs."""
         if self.readout.shift is not None or not self.readout.newton:
             return self.readout.shift
         theta, H, P = self.linearised.theta, self.curvature, self.precision
@@ -111,7 +110,7 @@ class Fitted:
 
     @property
     def n_data(self) -> int:
-        """How many data were seen."""
+        """Number of data that were seen."""
         return self.estimate.statistics.n
 
     @cached_property
@@ -120,7 +119,7 @@ class Fitted:
 
     @cached_property
     def curvature(self) -> Curvature:
-        """H = κ Σ_g c_g H_g at the present noise."""
+        """H = κ Σ_g c_g H_g at the current noise."""
         return self.curvature_at(self.part_scales)
 
     @property
@@ -128,7 +127,7 @@ class Fitted:
         return (self.likelihood_scale * self.fisher.scales(self.likelihood)).to(self.linearised.network.device)
 
     def curvature_at(self, scales: Float[Tensor, " g"]) -> Curvature:
-        """Σ_g c_g H_g for other scales c: no pass over the data."""
+        """Σ_g c_g H_g for other scales c; needs no pass over the data."""
         first, *rest = self.estimate.parts
         return first.mixed(rest, scales) if rest else first.scaled(scales[0])
 
@@ -148,24 +147,24 @@ class Fitted:
     # --- inputs, and outputs of other lengths ------------------------------------------------------------
 
     def batches(self, data: Any, where: str = "data") -> Batches:
-        """Data as for `lw.fit`, whose mappings hold the columns that were named there."""
+        """Data as for `lw.fit`; mappings have the columns named there."""
         return as_batches(data, where, self.columns)
 
     def given(self, x: Any) -> ModelInput:
-        """The model's arguments; those that carried no batch in the fit carry none here."""
+        """The model's arguments; arguments that had no batch axis in the fit have none here."""
         named = self.columns is not None and isinstance(x, Mapping)
         given = as_input(self.columns.x_of(x, "x") if self.columns is not None and named else x)
         attached = torch.is_grad_enabled() and given.requires_grad
         return replace(given, shared=given.shared | self.linearised.shared, attached=attached)
 
     def at(self, x: ModelInput) -> Self:
-        """The same posterior, for inputs whose outputs have as many positions as those of x."""
+        """The same posterior, for outputs with as many positions as those of x."""
         if not self.lengths_may_differ:
             return self
         return self.for_shape(self.linearised.datum_shape_at(x))
 
     def covering(self, *data: Batches | None) -> Self:
-        """The same posterior, with outputs as long as the longest labels in any of these data."""
+        """The same posterior, for outputs as long as the longest labels in any of these data."""
         if not self.lengths_may_differ:
             return self
         sites = self.sites
@@ -174,7 +173,7 @@ class Fitted:
 
     @property
     def lengths_may_differ(self) -> bool:
-        """Whether some data may have more positions, each with a label, than others."""
+        """Whether data may differ in the number of positions, each with a label."""
         return ragged(self.likelihood, self.sites)
 
     def for_shape(self, datum_shape: tuple[int, ...]) -> Self:
@@ -189,6 +188,7 @@ class Fitted:
             )
         at = None if self.expansion is None else replace(self.expansion, outputs=None)
         other = replace(self, linearised=replace(own, datum_shape=datum_shape), expansion=at)
+        # Cached values do not depend on the number of positions: keep them, they may be expensive.
         for name in ("curvature", "precision", "shift"):
             other.__dict__[name] = getattr(self, name)
         return other
@@ -205,15 +205,16 @@ class Fitted:
         return self.likelihood_scale * self.likelihood.log_lik(self.estimate.statistics.likelihood)
 
     def log_evidence(self) -> Scalar:
-        """log p(D) by Laplace; differentiable in the prior precisions, the noise and the likelihood scale.
+        """log p(D) by the Laplace approximation; differentiable in the prior precisions, the noise and the likelihood
+        scale.
 
-        At the trained weights after `fit`; at the linear model's own mode after `tune(mode="linear")`.
+        At the trained weights after `fit`; at the linear model's mode after `tune(mode="linear")`.
         """
         return self.evidence().total
 
     @plain_tensors()
     def evidence(self) -> evidence.Evidence:
-        """The evidence with its three terms apart."""
+        """The evidence with its three terms."""
         self.check_fitted("log_evidence", "its lower bound on log p(D) is posterior.trained.elbo")
         if self.refinement is not None and self.refinement.bound is not None:
             raise StructureError(
@@ -231,10 +232,10 @@ class Fitted:
 
     @plain_tensors()
     def linear_mode(self) -> Float[Tensor, " p"]:
-        """θ_*, the mode of the linear model's own posterior, float64.
+        """θ_*, the mode of the linear model's posterior, in float64.
 
-        With a Gaussian likelihood and full curvature it follows every change of prior and noise; otherwise it is where
-        `lw.tune(posterior, data)` last found it.
+        With a Gaussian likelihood and full curvature it follows every change of prior and noise. Otherwise it is the
+        mode that `lw.tune(posterior, data)` found last.
         """
         at = self.expansion
         if at is None:
@@ -248,54 +249,55 @@ class Fitted:
         return evidence.mode_of_quadratic(gradient, self.curvature, self.precision, self.prior, at.theta)
 
     def check_fitted(self, what: str, instead: str) -> None:
-        """A trained posterior has no Laplace evidence, whose terms are taken at the weights of a fit."""
+        """Raise for trained posteriors, which have no Laplace evidence."""
         if self.trained is not None:
             raise StructureError(f"{what}: this posterior was trained, by {self.trained.by}: {instead}.")
 
     def data_gradient(self) -> Float[Tensor, " p"]:
-        """κ ∇ log p(D | θ) at the trained weights."""
+        """κ ∇ log p(D | θ) at the trained weights (p,)."""
         self.check_fitted("data_gradient", "training keeps no gradient over all data")
         return self.gradient_at(self.estimate.statistics)
 
     def gradient_at(self, statistics: FitStatistics) -> Float[Tensor, " p"]:
-        """κ ∇_θ log p(D | θ) of the linear model where the statistics were taken."""
+        """κ ∇_θ log p(D | θ) (p,) of the linear model, at the point where the statistics were computed."""
         scales = (self.likelihood_scale * self.likelihood.part_scales()).to(statistics.gradients)
         return (scales @ statistics.gradients).double()
 
     @plain_tensors()
     def effective_dimension(self) -> Float[Tensor, " g"]:
-        """γ per prior group: how many parameters the data determine."""
+        """γ per prior group: the number of parameters that the data determine."""
         return evidence.effective_dimension(self.curvature, self.prior)
 
     def squared_errors(self) -> tuple[Float[Tensor, " g"], Float[Tensor, " g"]]:
-        """Of a Gaussian: Σ (y − h)² and the number of targets by noise level, at the point of the evidence.
+        """For a Gaussian: Σ (y − h)² and the number of targets per noise level, at the point of the evidence.
 
-        Where the mode follows, at θ₀ + d, they are SSE₀ − 2 gᵀd + dᵀ H₁ d with g and H₁ at unit noise.
+        If the mode follows the hyperparameters, at θ₀ + d: SSE₀ − 2 gᵀd + dᵀ H₁ d with g and H₁ at unit noise.
         """
         statistics = self.estimate.statistics if self.expansion is None else self.expansion.statistics
         sse, count = statistics.likelihood.chunk(2)
         if self.expansion is None or not self.expansion.follows:
             return sse, count
         d = self.linear_mode() - self.expansion.theta
-        bent = torch.stack([d @ part.mv(d) for part in self.estimate.parts])
-        return sse - 2 * statistics.gradients @ d + bent, count
+        dHd = torch.stack([d @ part.mv(d) for part in self.estimate.parts])
+        return sse - 2 * statistics.gradients @ d + dHd, count
 
     def precision_bounds(self) -> tuple[Float[Tensor, " g"], Float[Tensor, " g"]]:
-        """Lowest and highest precision of each prior group: 1e-10 and 1e12 times the mean curvature in it.
+        """Bounds on the precision of each prior group: 1e-10 and 1e12 times the mean curvature in it.
 
-        Relative, so that rescaling a normalised layer moves them along; a group without curvature takes 1 for it.
+        They are relative, so that they scale with a normalised layer. A group without curvature uses 1 instead.
         """
         P0 = self.prior.P0
         H = self.curvature
         sums = H.trace()[None] if P0.isotropic else P0.group_sums(H.diagonal())
         mean = sums.detach() / P0.sizes
+        # A group without curvature has no scale of its own.
         mean = torch.where(mean > 0, mean, torch.ones_like(mean))
         return PRECISION_BOUNDS[0] * mean, PRECISION_BOUNDS[1] * mean
 
     def noise_bounds(self) -> tuple[Float[Tensor, " g"], Float[Tensor, " g"]]:
-        """Of a Gaussian: a thousandth and a thousand times the root mean squared residual of the network.
+        """For a Gaussian: a thousandth and a thousand times the root mean squared residual of the network.
 
-        More parameters than targets can explain every target; without a bound the evidence would follow them to zero.
+        With more parameters than targets, the evidence could otherwise prefer a noise of zero.
         """
         sse, count = self.estimate.statistics.likelihood.chunk(2)
         rms = (sse / count).sqrt()
@@ -308,20 +310,18 @@ class Fitted:
     def averages_functions(self) -> bool:
         """Whether predictions average draws of the linearised function, because a datum has many outputs.
 
-        The exact covariance takes a row of J for each of them; a draw takes one product with J for all. Nothing is
-        pulled back through the network for an output layer alone, whose rows are therefore cheap.
+        The exact covariance needs a row of J for each output; a draw needs one JVP for all of them.
         """
-        many = self.linearised.k > MANY_OUTPUTS and not self.linearised.only_last
-        return many and not self.weights.by_rows and isinstance(self.likelihood, Bernoulli | Categorical)
+        return self.weights.many_outputs and isinstance(self.likelihood, Bernoulli | Categorical)
 
     @property
     def usual_predictive(self) -> tuple[str, int]:
-        """How predictions are made unless told otherwise, and how many draws they average."""
+        """The default of `predict`: the kind of predictive, and its number of draws."""
         return ("glm", N_DRAWS) if self.trained is None else (self.trained.predictive, self.trained.n_draws)
 
     @property
     def n_functions(self) -> int:
-        """How many draws such predictions average."""
+        """Number of function draws in such predictions."""
         return 2 * FUNCTION_PAIRS
 
     @cached_property
@@ -330,7 +330,7 @@ class Fitted:
 
     @property
     def observed_likelihood(self) -> Likelihood:
-        """The likelihood of new data around the mean of the predictions."""
+        """The likelihood of new data around the mean of predictions."""
         noise_std = self.readout.noise_std
         if noise_std is None or not isinstance(self.likelihood, Gaussian):
             return self.likelihood

@@ -1,4 +1,4 @@
-"""The exact Hessian of the loss, as a diagnostic of the Gauss–Newton approximation."""
+"""The exact Hessian of the loss, to diagnose the Gauss–Newton approximation."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import torch
 from lapwing._types import Float, Tensor
 from lapwing.curvature import Estimate, Full
 from lapwing.data import ModelInput
-from lapwing.data.targets import observed
+from lapwing.data.targets import encoded_batches
 from lapwing.errors import NumericalError, StructureError
 from lapwing.operators import DenseCurvature
 from lapwing.posterior import Posterior
 from lapwing.runtime.sandbox import random_state_kept
 
-_MAX_PARAMETERS = 5_000
+_MAX_PARAMETERS = 5_000  # a Hessian of 200 MB in float64
 
 
 @dataclass(frozen=True, eq=False)
 class ExactHessian:
-    """H = −∇²_θ κ Σ log p(y | f(x; θ)) at θ*: the Gauss–Newton matrix plus the residuals' share of ∇²f.
+    """H = −∇²_θ κ Σ log p(y | f(x; θ)) at θ*: the Gauss–Newton matrix plus residuals times second derivatives of f.
 
-    Away from a minimum it may be indefinite, even with the prior added; then there is no Gaussian to speak of.
+    Away from a minimum H + P₀ can be indefinite; then there is no Laplace approximation.
     """
 
     posterior: Posterior
@@ -33,7 +33,7 @@ class ExactHessian:
 
     @cached_property
     def eigenvalues(self) -> Float[Tensor, " p"]:
-        """Of H + P₀, ascending."""
+        """Eigenvalues of H + P₀, ascending."""
         return torch.linalg.eigvalsh(self.matrix + self.posterior.prior.P0.diagonal.diag())
 
     @property
@@ -46,7 +46,7 @@ class ExactHessian:
 
     @cached_property
     def residual_term(self) -> Float[Tensor, "p p"]:
-        """H − GGN = −Σ_n Σ_c r_nc ∇²f_c: what Gauss–Newton leaves out (plus what the structure drops)."""
+        """H − GGN = −Σ_n Σ_c r_nc ∇²f_c, which Gauss–Newton omits (and what the structure omits)."""
         return self.matrix - self.posterior.curvature.to_dense()
 
     @property
@@ -55,7 +55,7 @@ class ExactHessian:
         return float(self.residual_term.norm() / self.posterior.curvature.to_dense().norm())
 
     def to_posterior(self) -> Posterior:
-        """A posterior with this curvature; refused when H + P₀ is not positive definite."""
+        """A posterior with this curvature; raises if H + P₀ is not positive definite."""
         if self.smallest_eigenvalue <= 0:
             raise NumericalError(
                 f"H + P₀ has {self.n_negative} negative eigenvalues, the smallest {self.smallest_eigenvalue:.4g}: the "
@@ -72,7 +72,7 @@ class ExactHessian:
 
 
 def exact_hessian(posterior: Posterior, data: Any, *, progress: bool | None = None) -> ExactHessian:
-    """The Hessian of the summed loss at the posterior's weights: P double-backward passes per batch."""
+    """The Hessian of the summed loss at the posterior's weights, by P double-backward passes per batch."""
     posterior.check_unrefined("exact_hessian")
     batches = posterior.batches(data)
     posterior = posterior.covering(batches)
@@ -84,14 +84,16 @@ def exact_hessian(posterior: Posterior, data: Any, *, progress: bool | None = No
         )
     H = torch.zeros(p, p, dtype=torch.float64, device=posterior.linearised.network.device)
     with random_state_kept():
-        for x, y in observed(batches, posterior.likelihood, posterior.sites, progress=progress):
+        for x, y in encoded_batches(batches, posterior.likelihood, posterior.sites, progress=progress):
             H += _of_batch(posterior, x, y)
     return ExactHessian(posterior, (H + H.T) / 2)
 
 
 def _of_batch(posterior: Posterior, x: ModelInput, y: Tensor) -> Float[Tensor, "p p"]:
+    """−κ ∇²_θ Σ log p of one batch (p, p), row by row with double backward."""
     layout = posterior.layout
     inferred = slice(None) if layout.selection is None else layout.selection
+    # Fused attention kernels have no second derivative.
     with posterior.linearised.network.plain_attention(), posterior.linearised.graph(x) as trace:
         leaves = list(trace.leaves.values())
         loss = -posterior.likelihood_scale * posterior.likelihood.log_prob(posterior.sites.split(trace.f), y).sum()
@@ -105,6 +107,7 @@ def _entries(gradient: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> Ten
 
 
 def _flat_gradient(scalar: Tensor, leaves: Sequence[Tensor]) -> Float[Tensor, " p"]:
+    """∂ scalar/∂θ (p,) in float64; zero where the graph does not reach a tensor."""
     if not scalar.requires_grad:
         return torch.cat([torch.zeros_like(p, dtype=torch.float64).reshape(-1) for p in leaves])
     second = torch.autograd.grad(scalar, leaves, retain_graph=True, allow_unused=True)

@@ -12,19 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from lapwing._types import Float, Tensor
-from lapwing.data.targets import encode_batch, observed
+from lapwing.data.targets import encode_batch, encoded_batches
 from lapwing.errors import NumericalError, StructureError
 from lapwing.likelihoods import Sites
 from lapwing.network.jacobian import Jacobian
 from lapwing.operators import SeparatePrecision
-
-if TYPE_CHECKING:
-    from lapwing.posterior.value import Posterior
+from lapwing.posterior.fitted import Fitted
 
 _LEAST_LEFT = 1e-10  # of 1 − Sᵀ A S, below which a datum alone determines a direction
 
@@ -61,14 +59,14 @@ class Influence:
         if bool((self.left_over <= _LEAST_LEFT).any()):
             row = int(self.left_over.argmin())
             raise NumericalError(
-                f"influence: without training datum {row} the precision is not positive definite (least eigenvalue "
-                f"{float(self.left_over[row]):.3g} of 1). Either it was not among the data of the fit, or the "
+                f"influence: without training datum {row} the precision would not be positive definite (least "
+                f"eigenvalue {float(self.left_over[row]):.3g} of 1). It was not among the data of the fit, or the "
                 'structure holds less curvature than this datum has: use structure="full" or "gp", or `effect`.'
             )
         return self.shifts
 
 
-def influence(posterior: Posterior, train: Any, test: Any, progress: bool | None) -> Influence:
+def influence(posterior: Fitted, train: Any, test: Any, progress: bool | None) -> Influence:
     if isinstance(posterior.precision, SeparatePrecision):
         raise StructureError("influence: outputs that share no weights have no covariance of one set of weights.")
     at = None if test is None else _Tested.of(posterior, test)
@@ -99,7 +97,7 @@ class _Tested:
     solved: Float[Tensor, "tk p"]
 
     @classmethod
-    def of(cls, posterior: Posterior, test: Any) -> _Tested:
+    def of(cls, posterior: Fitted, test: Any) -> _Tested:
         x, y = test if isinstance(test, tuple) and len(test) == 2 else (test, None)
         given = posterior.given(x)
         encoded = None if y is None else encode_batch(given, y, posterior.likelihood, posterior.sites)[1]
@@ -113,16 +111,16 @@ class _Tested:
         return J.mv(self.solved).double().unflatten(0, self.f.shape)
 
 
-def _pieces(posterior: Posterior, train: Any, progress: bool | None) -> Iterator[_Piece]:
+def _pieces(posterior: Fitted, train: Any, progress: bool | None) -> Iterator[_Piece]:
     data = posterior.batches(train, "train")
-    for x, y in observed(data, posterior.likelihood, posterior.sites, progress=progress, what="influence"):
+    for x, y in encoded_batches(data, posterior.likelihood, posterior.sites, progress=progress, what="influence"):
         start = 0
         for f, J in posterior.weights.jacobians(x):
             yield _Piece(f.detach(), y[start : start + len(f)], J)
             start += len(f)
 
 
-def _of_piece(posterior: Posterior, piece: _Piece, at: _Tested | None) -> tuple[Tensor | None, ...]:
+def _of_piece(posterior: Fitted, piece: _Piece, at: _Tested | None) -> tuple[Tensor | None, ...]:
     likelihood, sites, scale = posterior.likelihood, posterior.sites, posterior.likelihood_scale.detach()
     h = sites.split(piece.f)
     r = scale * sites.join(likelihood.residual(h, piece.y)).flatten(1).double()
@@ -155,7 +153,7 @@ def _of_piece(posterior: Posterior, piece: _Piece, at: _Tested | None) -> tuple[
     return effect, least, mean, variance, changes.unflatten(0, (len(at.f), n))
 
 
-def _log_lik(posterior: Posterior, shifted: Tensor, f: Tensor, y: Tensor) -> Float[Tensor, "1 n"]:
+def _log_lik(posterior: Fitted, shifted: Tensor, f: Tensor, y: Tensor) -> Float[Tensor, "1 n"]:
     """log p(y | shifted f) − log p(y | f) of each datum; shifted (1, k, n)."""
     sites = posterior.sites
     now, before = (posterior.likelihood.log_prob(sites.split(v), y).flatten(1).sum(1) for v in (shifted[0].mT, f))

@@ -1,4 +1,4 @@
-"""Predictions: linearised, by draws of functions where a datum has many outputs, or by sampled networks."""
+"""Predictions: linearised, by draws of functions for many outputs, by sampled networks, or at the mean."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from lapwing._types import Float, Tensor
 from lapwing.data import ModelInput, as_inputs
 from lapwing.errors import InputError, StructureError, located
 from lapwing.linear_model import in_data_order
-from lapwing.posterior.fitted import FUNCTION_PAIRS, Fitted
+from lapwing.posterior.fitted import Fitted
 from lapwing.posterior.trained import N_DRAWS
-from lapwing.predictive import Frame, Prediction
+from lapwing.predictive import FUNCTION_PAIRS, Frame, Prediction
 from lapwing.predictive.link_rules import DEFAULT, as_link
 from lapwing.runtime.arguments import choose, counted, seeded
 from lapwing.runtime.free_memory import give_back
 from lapwing.runtime.progress import shown
 from lapwing.runtime.sandbox import random_state_kept
 
-_MOST_KEPT = 1 << 24  # numbers of such draws that are kept between calls
-_FLOATS_OF_DRAWS = 1 << 20  # of outputs at once: several passes over them stay in the cache
-_FLOATS_PASSED = 1 << 24  # of outputs, after which memory between the results is given back
+_MOST_KEPT = 1 << 24  # numbers in function draws that are cached between calls
+_FLOATS_OF_DRAWS = 1 << 20  # numbers in draws of outputs at a time, which then stay in the cache
+_FLOATS_PASSED = 1 << 24  # numbers in draws after which freed memory is returned to the system
 
-_OfPiece = Callable[[Fitted, ModelInput], Prediction]  # by the posterior for outputs of the piece's shape
+_OfPiece = Callable[[Fitted, ModelInput], Prediction]  # called with the posterior for outputs of the piece's shape
 
 
 def predicted(
@@ -40,7 +40,7 @@ def predicted(
     generator: torch.Generator | None = None,
     progress: bool | None = None,
 ) -> Prediction:
-    """`predict` for callers inside the library, who know whether the posterior is tuned."""
+    """`predict` without the warning for untuned posteriors, for use inside the library."""
     usual, n_usual = posterior.usual_predictive
     n_usual = n_usual if predictive is None else N_DRAWS
     predictive, n_samples = predictive or usual, n_usual if n_samples is None else counted("n_samples", n_samples)
@@ -63,7 +63,7 @@ def predicted(
 def _by_pieces(
     posterior: Fitted, batches: Iterable[ModelInput], of_piece: _OfPiece, frame: Frame, n_draws: int
 ) -> Prediction:
-    """Some inputs at a time, every one with the same random numbers: draws of all take no memory together."""
+    """Predict piece by piece, with the same random numbers in each: batching does not matter, and saves memory."""
     state, parts, sizes, passed = frame.generator.get_state(), [], [], 0
     for x in batches:
         with located(x.origin) if x.origin else nullcontext():
@@ -71,10 +71,12 @@ def _by_pieces(
             floats = n_draws * at_x.linearised.k
             step = max(1, min(posterior.chunk_floats // 4, _FLOATS_OF_DRAWS) // floats)
             for piece in [x] if step >= x.n else [x.rows(slice(i, i + step)) for i in range(0, x.n, step)]:
+                # Every piece gets the same random numbers, so that results do not depend on batching.
                 frame.generator.set_state(state)
                 parts.append(of_piece(at_x, piece))
                 sizes.append(piece.n)
                 passed += piece.n * floats
+                # The allocator keeps freed blocks; over many pieces they fragment, and memory grows.
                 if passed > _FLOATS_PASSED:
                     give_back()
                     passed = 0
@@ -91,7 +93,7 @@ def _by_glm(posterior: Fitted, frame: Frame) -> _OfPiece:
 
 
 def _by_usual_glm(posterior: Fitted, frame: Frame) -> _OfPiece:
-    """The same without a user's generator: draws of the weights are then the same at every call, and kept."""
+    """The same without a user's generator: the draws of the weights are then fixed, and cached."""
     kept = posterior.averages_functions and frame.link == DEFAULT and frame.n_samples >= 2 * FUNCTION_PAIRS
     if not kept or FUNCTION_PAIRS * posterior.layout.p > _MOST_KEPT:
         return _by_glm(posterior, frame)
@@ -104,6 +106,7 @@ def _by_gaussian(posterior: Fitted, frame: Frame, x: ModelInput) -> Prediction:
 
 
 def _by_bnn(posterior: Fitted, frame: Frame) -> _OfPiece:
+    """f(x; θ_s) for sampled weights θ_s ~ N(μ, P⁻¹) in the network itself."""
     if posterior.refinement is not None:
         raise StructureError(
             'predictive="bnn" is not defined for a refined posterior: its mean is one of the linear model, and the '
@@ -117,7 +120,7 @@ def _by_bnn(posterior: Fitted, frame: Frame) -> _OfPiece:
 
 
 def _at_mean(posterior: Fitted, frame: Frame) -> _OfPiece:
-    """f(x; μ); of a refined posterior, whose mean is one of the linear model, f(x; θ*) + J (μ − θ*)."""
+    """f(x; μ). For a refined posterior, whose mean belongs to the linear model, f(x; θ*) + J (μ − θ*)."""
     if posterior.refinement is not None:
         return lambda at_x, x: _by_draws(at_x, predictive.mean_outputs(at_x.weights, x)[None], frame)
     shift = torch.zeros_like(posterior.linearised.theta) if posterior.shift is None else posterior.shift

@@ -1,4 +1,4 @@
-"""A run of training as a whole: the model it trained, one record an epoch, and a posterior."""
+"""The result of a training run: the model, one record per epoch, and a posterior."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lapwing.posterior.value import Posterior
 
 @dataclass(frozen=True)
 class Epoch:
-    """What an epoch of training left: means over its steps, and what was measured at its end."""
+    """Record of an epoch: means over its steps, and measurements at its end."""
 
     epoch: int
     loss: float  # per datum
@@ -21,24 +21,24 @@ class Epoch:
     kl: float
     lr: float
     seconds: float
-    validation: Mapping[str, float] = field(default_factory=dict)  # NLL per term, accuracy of classes
-    log_evidence: float | None = None  # of marginal-likelihood training, where this epoch estimated it
+    validation: Mapping[str, float] = field(default_factory=dict)  # NLL per likelihood term, accuracy
+    log_evidence: float | None = None  # of marginal-likelihood training, if estimated in this epoch
     precisions: tuple[float, ...] = ()
     noise_std: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Run:
-    """What training ends with: the model it trained in place, one record an epoch, and a posterior."""
+    """The result of training: the model (trained in place), one record per epoch, and a posterior."""
 
     model: nn.Module
     history: tuple[Epoch, ...]
-    made: Callable[[], Posterior]  # the posterior, which may take a pass over the data
+    made: Callable[[], Posterior]  # makes the posterior, which may take a pass over the data
     _kept: list[Posterior] = field(default_factory=list)
 
     @property
     def posterior(self) -> Posterior:
-        """An ordinary posterior at the trained weights; made once."""
+        """A posterior at the trained weights; computed once."""
         if not self._kept:
             self._kept.append(self.made())
         return self._kept[0]

@@ -1,4 +1,4 @@
-"""How a posterior was trained, where it was not fitted afterwards."""
+"""Record of how a posterior was trained by lw.train."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import dataclass
 from lapwing.errors import StructureError
 from lapwing.linear_model import Elbo
 
-N_DRAWS = 1000  # of weights or functions that a prediction averages, unless told otherwise
+N_DRAWS = 1000  # default number of draws in a prediction
 
 
 @dataclass(frozen=True)
 class Trained:
-    """How a posterior was trained: the Gaussian is that of the objective, not of a fit at the weights."""
+    """How a posterior was trained. Its Gaussian is that of the training objective, not a Laplace approximation."""
 
     by: str  # "variational_laplace" or "mean_field"
-    beta: float  # what the divergence was multiplied by
-    predictive: str  # how its paper predicts: what `predict` does unless told otherwise
-    n_draws: int  # of weights, in such a prediction
-    reverted: float  # fraction of the variances at the prior's, log σ within 0.1 of log s
-    unmoved: float  # fraction of the variances where they started
-    bound: Elbo | None = None  # E_q[Σ log p(y | w)] and KL(q ‖ prior) over the training data, where they were given
+    beta: float  # factor on the KL divergence
+    predictive: str  # the default of `predict`, as in the method's paper
+    n_draws: int  # number of draws in such a prediction
+    reverted: float  # fraction of variances that equal the prior's, log σ within 0.1 of log s
+    unmoved: float  # fraction of variances at their initial values
+    bound: Elbo | None = None  # E_q[Σ log p(y | w)] and KL(q ‖ prior) over the training data, if given
 
     @property
     def elbo(self) -> float:
-        """The lower bound on log p(D): not tempered, whatever β was."""
+        """The lower bound on log p(D), with β = 1 whatever β was in training."""
         if self.bound is None:
             raise StructureError(
                 "The bound on log p(D) takes a pass over the training data: objective.posterior(data), or "

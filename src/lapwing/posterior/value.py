@@ -1,4 +1,4 @@
-"""Posterior: the frozen value a user holds. It composes; the mathematics is in the modules it calls."""
+"""`Posterior`, the frozen value that users hold. Its methods call the modules that do the work."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from lapwing import predictive, priors
 from lapwing._types import Float, Tensor
 from lapwing.curvature import Estimate, Sampled, Structure, estimate
 from lapwing.data import Batches, ModelInput
-from lapwing.data.targets import observed
+from lapwing.data.targets import encoded_batches
 from lapwing.errors import InputTypeError, NumericalError, StructureError, warn
 from lapwing.likelihoods import Gaussian, Likelihood, Sites
 from lapwing.linear_model import Expansion, in_fixed_order
 from lapwing.operators import SeparatePrecision
 from lapwing.posterior import writing
-from lapwing.posterior.described import in_short
+from lapwing.posterior.described import summary
 from lapwing.posterior.diagnosis import Diagnosis
 from lapwing.posterior.findings import findings
 from lapwing.posterior.fitted import Fitted
@@ -39,10 +39,10 @@ _MAX_COVARIANCE = 5_000
 def passes_over(
     data: Batches, likelihood: Likelihood, sites: Sites, structure: Structure, progress: bool | None
 ) -> Callable[[], Iterable[tuple[ModelInput, Tensor]]]:
-    """(x, encoded y) as an estimator asks for them; the same in every pass for a structure that makes many."""
+    """(x, encoded y) for an estimator; in a fixed order for structures that make several passes."""
     if structure.by_products:
-        return partial(observed, in_fixed_order(data), likelihood, sites, progress=False)
-    return partial(observed, data, likelihood, sites, progress=progress)
+        return partial(encoded_batches, in_fixed_order(data), likelihood, sites, progress=False)
+    return partial(encoded_batches, data, likelihood, sites, progress=progress)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -53,7 +53,7 @@ class Posterior(Fitted):
 
     @plain_tensors()
     def sample(self, n: int, generator: torch.Generator | None = None) -> Float[Tensor, "n p"]:
-        """Draws of the weights. Without a generator, the same draws at every call."""
+        """Samples of the weights. Without a generator, the same samples at every call."""
         deviations = self.deviations(n, seeded(generator))
         return (self.centre + deviations).to(self.dtype)
 
@@ -63,7 +63,7 @@ class Posterior(Fitted):
 
     @plain_tensors()
     def covariance(self) -> Float[Tensor, "p p"]:
-        """P⁻¹, for small P."""
+        """P⁻¹; raises for more than 5,000 parameters."""
         if self.layout.p > _MAX_COVARIANCE:
             raise StructureError(
                 f"covariance() forms a {self.layout.p} × {self.layout.p} matrix; it is refused above {_MAX_COVARIANCE} "
@@ -84,20 +84,20 @@ class Posterior(Fitted):
     # --- the Gaussian over outputs, and predictions ----------------------------------------------
 
     def outputs(self, x: Any) -> Outputs:
-        """Mean and (co)variance of the network's outputs, without observation noise."""
-        given = self.given(x)  # copied: the variances are computed later, and must be those of today's x
+        """Mean, variance and covariance of the network's outputs, without observation noise."""
+        given = self.given(x)  # copied, as variances are computed later, when the user may have changed x
         return Outputs(self.at(given), given.mapped(lambda v: v.clone() if isinstance(v, Tensor) else v, given.n))
 
     @plain_tensors()
     def joint_outputs(self, x: Any) -> JointOutputs:
-        """The Gaussian across all inputs: mean (B·K,), cov (B·K, B·K)."""
+        """The joint Gaussian across inputs: mean (B·K,), cov (B·K, B·K)."""
         given = self.given(x)
         mean, cov = predictive.pushforward_joint(self.at(given).weights, given)
         return JointOutputs(mean.to(self.dtype), cov.to(self.dtype))
 
     @plain_tensors()
     def functions(self, n: int, generator: torch.Generator | None = None) -> FunctionDraws:
-        """n draws of the linearised function. Without a generator, the same draws at every call."""
+        """n draws of the linearised function. Without a generator, the same functions at every call."""
         if isinstance(self.precision, SeparatePrecision):
             return FunctionDraws(self, copy_deviations(self.precision, n, generator=seeded(generator)))
         return FunctionDraws(self, self.deviations(n, seeded(generator)))
@@ -113,19 +113,17 @@ class Posterior(Fitted):
         generator: torch.Generator | None = None,
         progress: bool | None = None,
     ) -> Prediction:
-        """The predictive distribution at x: linearised ("glm"), by sampled weights through the network ("bnn"), or the
-        network at the posterior's mean ("mean", without epistemic uncertainty).
+        """The predictive distribution at x.
 
-        Unless told otherwise: "glm" after `lw.fit`, "mean" of a posterior trained by Variational Laplace, and "bnn"
-        with 10 draws of one trained by mean-field variational inference, as their papers predict. `n_samples`: 1000
-        elsewhere.
+        `predictive`: linearised ("glm"), sampled weights in the network ("bnn"), or the network at the posterior's
+        mean ("mean", without epistemic uncertainty). Default: "glm" after `lw.fit`; as in the papers, "mean" for
+        Variational Laplace, and "bnn" with 10 draws for mean-field variational inference. `n_samples`: 1000 otherwise.
 
-        `x`: the inputs of one batch, or a DataLoader, data set or other iterable of batches, with or without targets,
-        which are left out; the prediction is then of all rows, in the order of the data set, and the same as that of
-        all inputs in one tensor, draws included.
+        `x`: a batch of inputs, or a DataLoader, dataset or other iterable of batches. Targets in batches are ignored.
+        The prediction is of all rows, in the order of the dataset, and does not depend on the batches, draws included.
 
-        Where a datum has more than 64 outputs (many classes, pixels or tokens), 32 draws of the linearised function are
-        averaged by default; any `link` by name takes the exact covariance of every likelihood term instead.
+        For data with more than 64 outputs (classes, pixels or tokens), the default averages 32 draws of the linearised
+        function; any explicit `link` uses the exact covariance of every likelihood term instead.
         """
         if self.untuned and self.first_predict():
             warn(_untuned(self))
@@ -167,26 +165,27 @@ class Posterior(Fitted):
             self, likelihood=likelihood, likelihood_scale=scale, readout=replace(self.readout, noise_std=None)
         )
 
-    @distributed.together("posterior.updated")
+    @distributed.collective_call("posterior.updated")
     @plain_tensors()
     def updated(self, more_data: Any, *, progress: bool | None = None) -> Posterior:
-        """The posterior after more data: their curvature and statistics are added at the same weights.
+        """The posterior after more data: adds their curvature and statistics at the same weights.
 
-        An estimated noise level keeps its value; `lw.tune` moves it.
+        An estimated noise level is kept; `lw.tune` updates it.
         """
         self.check_unrefined("updated")
         self.structure.check_more_data()
         batches = self.batches(more_data, "more_data")
+        # More data may have longer sequences than those of the fit.
         longer = self.covering(batches)
         return longer.with_estimate(self.estimate.joined([longer._estimated(batches, progress)]))
 
-    @distributed.together("posterior.downdated")
+    @distributed.collective_call("posterior.downdated")
     @plain_tensors()
     def downdated(self, data: Any, *, progress: bool | None = None) -> Posterior:
-        """The posterior without some of its data: their curvature and statistics are taken out at the same weights.
+        """The posterior without some of its data: subtracts their curvature and statistics at the same weights.
 
-        Which data a posterior has seen is not known to it: what was not among them is refused only where the curvature
-        left over would not be positive semi-definite. An estimated noise level keeps its value.
+        A posterior does not know which data it has seen. Other data are refused only if the remaining curvature would
+        not be positive semi-definite. An estimated noise level is kept.
         """
         self.check_unrefined("downdated")
         if not self.structure.additive or isinstance(self.fisher, Sampled):
@@ -203,6 +202,7 @@ class Posterior(Fitted):
         left = self.estimate.without(less)
         if isinstance(self.likelihood, Gaussian):
             sse, _ = left.statistics.likelihood.chunk(2)
+            # Slightly negative sums are rounding.
             if bool((sse < -1e-9 * self.estimate.statistics.likelihood.chunk(2)[0]).any()):
                 raise NumericalError(
                     "downdated: the squared errors left over would be negative, so these data were not all among those "
@@ -211,7 +211,7 @@ class Posterior(Fitted):
         return self.with_estimate(left)
 
     def _estimated(self, batches: Batches, progress: bool | None) -> Estimate:
-        """The curvature and statistics of other data, in the same structure at the same weights."""
+        """The estimate of other data, with the same structure at the same weights."""
         with random_state_kept():
             return estimate(
                 self.linearised,
@@ -224,14 +224,15 @@ class Posterior(Fitted):
             )
 
     def with_estimate(self, estimate: Estimate) -> Posterior:
-        """The same choices on the sums of other data."""
-        # The mode of other data is not known before the next tune, unless the quadratic is exact.
+        """The same posterior with the sums of other data."""
+        # The mode for other data is unknown until the next lw.tune, unless the quadratic is exact.
         follows = self.expansion is not None and self.expansion.follows
         at = Expansion(self.linearised.theta, estimate.statistics, follows=True) if follows else None
         return replace(self, estimate=estimate, expansion=at, source=None, draws=None)
 
     def check_unrefined(self, what: str) -> None:
-        """A refined mean and curvature belong to one prior, one likelihood and the data they were found with."""
+        """Raise if the posterior was refined or trained: its mean and curvature are valid for one prior, likelihood
+        and data."""
         if self.trained is not None:
             raise StructureError(
                 f"{what}: this posterior was trained, by {self.trained.by}; mean and variances belong to the prior, "
@@ -258,17 +259,17 @@ class Posterior(Fitted):
 
     @plain_tensors()
     def diagnose(self) -> Diagnosis:
-        """What may be wrong, each with a word of advice."""
+        """Check for possible problems; each finding comes with advice."""
         return Diagnosis(tuple(findings(self)))
 
     # --- files, copies, and how it is shown ----------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to one file: the same as `lw.save(posterior, path)`."""
+        """Write to one file, like `lw.save(posterior, path)`."""
         writing.write(self, path)
 
     def __copy__(self) -> Posterior:
-        return self  # nothing in it changes
+        return self  # immutable
 
     def __deepcopy__(self, memo: Any) -> Posterior:
         return self
@@ -281,10 +282,10 @@ class Posterior(Fitted):
         )
 
     def __repr__(self) -> str:
-        return in_short(self)
+        return summary(self)
 
     def __dir__(self) -> list[str]:
-        """What users call; everything else is the library's own."""
+        """Public methods and fields only."""
         return sorted(name for name in super().__dir__() if name.startswith("__") or name in _PUBLIC)
 
 
@@ -331,7 +332,7 @@ def _untuned(posterior: Posterior) -> str:
     else:
         what += " is a placeholder"
     return (
-        f"Nobody has tuned this posterior. {what}, and the size of the error bars depends on it. Tune it: "
+        f"This posterior has not been tuned. {what}, and the size of the error bars depends on it. Tune it: "
         "posterior = lw.tune(posterior, train_loader). To keep it without this warning: "
         "posterior.with_prior(posterior.prior)."
     )

@@ -1,4 +1,4 @@
-"""What a posterior shows of the network's outputs: Gaussians over them, and draws of the linearised function."""
+"""Results of `outputs`, `joint_outputs` and `functions`: Gaussians over outputs, and draws of functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lapwing.runtime.sandbox import plain_tensors
 
 
 class JointOutputs(NamedTuple):
-    """A Gaussian across inputs and outputs, flattened datum by datum."""
+    """A Gaussian across inputs and outputs, flattened with the datum as the slow axis."""
 
     mean: Float[Tensor, " nk"]
     cov: Float[Tensor, "nk nk"]
@@ -25,7 +25,7 @@ class JointOutputs(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Outputs:
-    """The Gaussian over the network's outputs at some inputs; `var` and `cov` are computed when asked for."""
+    """The Gaussian over the network's outputs at some inputs; `mean`, `var` and `cov` are computed on first access."""
 
     posterior: Fitted
     x: ModelInput
@@ -55,14 +55,14 @@ class Outputs:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FunctionDraws:
-    """Draws of the linearised function: the same functions at every call and every input."""
+    """Draws of the linearised function: the same functions for all calls and inputs."""
 
     posterior: Fitted
-    deviations: Float[Tensor, "s ..."]  # (s, P), or (s, C, P) where every output has weights of its own
+    deviations: Float[Tensor, "s ..."]  # (s, P), or (s, C, P) if every output has its own weights
 
     @plain_tensors()
     def __call__(self, x: Any) -> Tensor:
-        """(n_draws, B, …) outputs."""
+        """Outputs (n_draws, B, …)."""
         given = self.posterior.given(x)
         posterior = self.posterior.at(given)
         draws = predictive.linear_draws(posterior.weights, given, self.deviations)

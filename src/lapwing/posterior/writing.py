@@ -1,4 +1,4 @@
-"""posterior.save: files are written above this package, by a function that is handed in here."""
+"""posterior.save without an import of `storage`, which imports this package: the writer registers itself here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _writers: list[Callable[..., None]] = []
 
 
 def writes_posteriors(function: F) -> F:
-    """Decorates the function (posterior, path) that `posterior.save(path)` calls."""
+    """Decorator for the function (posterior, path) that `posterior.save(path)` calls."""
     _writers[:] = [function]
     return function
 

@@ -1,4 +1,4 @@
-"""From a Gaussian over weights to a Gaussian over outputs, and to predictive distributions."""
+"""Predictive distributions: from a Gaussian over weights to a Gaussian over outputs, to probabilities."""
 
 from lapwing.predictive.concatenated import concatenated
 from lapwing.predictive.families import Frame, from_draws, from_gaussian
@@ -11,7 +11,7 @@ from lapwing.predictive.prediction import (
     Split,
 )
 from lapwing.predictive.pushforward import (
-    MANY_OUTPUTS,
+    FUNCTION_PAIRS,
     SiteGaussian,
     WeightGaussian,
     antithetic_draws,
@@ -25,7 +25,7 @@ from lapwing.predictive.pushforward import (
 )
 
 __all__ = [
-    "MANY_OUTPUTS",
+    "FUNCTION_PAIRS",
     "ClassPrediction",
     "DensityPrediction",
     "Frame",

@@ -1,6 +1,6 @@
-"""Predictions of several pieces of the data as one.
+"""Concatenate the predictions of several batches.
 
-Large inputs are predicted some at a time, so that the draws of all of them are never in memory together.
+Large inputs are predicted in pieces, so that the draws for all of them are never in memory together.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from lapwing.predictive.prediction import (
 
 
 def concatenated(parts: Sequence[Any], sizes: Sequence[int]) -> Prediction:
-    """All data one after the other; `sizes` are the numbers of data of the parts."""
+    """The predictions one after the other; `sizes` are the numbers of data in each."""
     first, *others = parts
     if not others:
         return first
     shapes = {_datum_shape(part) for part in parts}
+    # Sequences of different lengths can be padded; other shapes cannot be joined.
     if len(shapes) > 1:
         if isinstance(first, ClassPrediction) and all(len(shape) == 2 for shape in shapes):
-            return _of_different_lengths(parts, sizes)
+            return _padded_to_longest(parts, sizes)
         raise ShapeError(
             f"predict: batches gave outputs of different shapes, such as {min(shapes)} and {max(shapes)} for a datum, "
             "which do not go into one prediction. Predict batch by batch."
@@ -67,13 +68,13 @@ def _datum_shape(part: Any) -> tuple[int, ...]:
     return () if values is None else tuple(values.shape[1:])
 
 
-def _of_different_lengths(parts: Sequence[ClassPrediction], sizes: Sequence[int]) -> ClassPrediction:
-    """(n, T, K) with as many positions as the longest has; those that a datum does not have hold no probability."""
+def _padded_to_longest(parts: Sequence[ClassPrediction], sizes: Sequence[int]) -> ClassPrediction:
+    """(n, T, K) padded to the largest number of positions T; padded positions have probability zero."""
     longest = max(parts, key=lambda part: part.log_probs.shape[1])
     t, ignored = longest.log_probs.shape[1], longest.ignore_index
 
     def joined(values: Sequence[Tensor], fill: float) -> Tensor:
-        return torch.cat([_lengthened(value, t, fill) for value in values])
+        return torch.cat([_padded(value, t, fill) for value in values])
 
     def density(part: ClassPrediction, y: Any) -> Tensor:
         labels, own = torch.as_tensor(y), part.log_probs.shape[1]
@@ -83,8 +84,9 @@ def _of_different_lengths(parts: Sequence[ClassPrediction], sizes: Sequence[int]
             raise InputError(
                 f"log_prob: some data have {own} positions, and labels beyond them. Label those ignore_index={ignored}."
             )
-        return _lengthened(part.log_density(labels[:, :own]), t, 0.0)
+        return _padded(part.log_density(labels[:, :own]), t, 0.0)
 
+    # `present` marks the real positions, for `label` and for the error of `distribution`.
     there = [torch.ones(part.log_probs.shape[:2], dtype=torch.bool, device=part.log_probs.device) for part in parts]
     return ClassPrediction(
         joined([part.log_probs for part in parts], -torch.inf),
@@ -98,20 +100,20 @@ def _of_different_lengths(parts: Sequence[ClassPrediction], sizes: Sequence[int]
     )
 
 
-def _lengthened(v: Tensor, t: int, fill: float) -> Tensor:
-    """(n, T', …) → (n, T, …)."""
+def _padded(v: Tensor, t: int, fill: float) -> Tensor:
+    """Pad (n, T', …) to (n, T, …)."""
     return torch.cat([v, v.new_full((len(v), t - v.shape[1], *v.shape[2:]), fill)], 1)
 
 
 def _by_part(functions: Sequence[Callable[[Any], Tensor]], sizes: Sequence[int]) -> Callable[[Any], Tensor]:
-    """Each function on its own rows, for tensors, arrays, lists and tuples of them."""
+    """A function that applies each of `functions` to its own rows of tensors, arrays, lists, or tuples of them."""
 
     def rows(y: Any, part: slice) -> Any:
         return tuple(each[part] for each in y) if isinstance(y, tuple) else y[part]
 
     def split(y: Any) -> Tensor:
         lengths = {len(each) for each in (y if isinstance(y, tuple) else (y,))}
-        if lengths != {sum(sizes)}:  # the first function says in its own words what is wrong
+        if lengths != {sum(sizes)}:  # let the first function raise its own error
             return functions[0](y)
         ends = torch.tensor(sizes).cumsum(0).tolist()
         slices = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
@@ -121,7 +123,7 @@ def _by_part(functions: Sequence[Callable[[Any], Tensor]], sizes: Sequence[int])
 
 
 def _joint(parts: Sequence[Any]) -> Any:
-    """The distributions of independent data as one with a longer batch."""
+    """The distributions of independent data as one distribution with a longer batch."""
     first, plain = parts[0], cast(Any, {"validate_args": False})
 
     def of(name: str) -> Tensor:

@@ -1,8 +1,8 @@
-"""From outputs to a Prediction, one rule per likelihood.
+"""From outputs to a Prediction, with one rule per likelihood.
 
-`from_gaussian` integrates the likelihood over a Gaussian on the outputs (the GLM predictive), `from_draws` averages it
-over draws of the outputs (the sampled network). Both end in a mixture of the likelihood's own family, or in its
-closed form.
+`from_gaussian` integrates the likelihood over a Gaussian on the outputs (the linearised, or GLM, predictive).
+`from_draws` averages it over draws of the outputs (sampled networks or functions). Both give a mixture of the
+likelihood's own family, or a closed form.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from lapwing.predictive.pushforward import SiteGaussian
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """How to hand results back: shapes of the model's outputs, dtype, and how many draws an average takes."""
+    """The format of results: output shapes of the model, dtype; and the link and number of draws of averages."""
 
     sites: Sites
     dtype: torch.dtype
@@ -63,13 +63,15 @@ class Frame:
 
 @singledispatch
 def from_gaussian(likelihood: Likelihood, gaussian: SiteGaussian, frame: Frame) -> Prediction:
-    """Any likelihood: average over draws of the outputs."""
+    """Any likelihood without a rule of its own: average over draws of the outputs."""
     draws = links.gaussian_draws(gaussian.mean, gaussian.cov, frame.n_samples, generator=frame.generator)
     return from_draws(likelihood, draws, frame)
 
 
 @singledispatch
 def from_draws(likelihood: Likelihood, f: Float[Tensor, "s n t c"], frame: Frame) -> Prediction:
+    """Average the likelihood over draws f of the outputs."""
+
     raise StructureError(f"No predictive is known for {type(likelihood).__name__}.")
 
 
@@ -78,11 +80,13 @@ def from_draws(likelihood: Likelihood, f: Float[Tensor, "s n t c"], frame: Frame
 
 @from_gaussian.register
 def _(likelihood: Gaussian, gaussian: SiteGaussian, frame: Frame) -> Prediction:
-    """N(m, V + σ²I), exactly."""
+    """N(m, V + σ²I), exact."""
     noise_var = likelihood.resolved().square().to(gaussian.mean).expand_as(gaussian.mean)
     epistemic = gaussian.cov.diagonal(dim1=-2, dim2=-1)
+    # The noise enters after the root: cov may be singular, or far larger than the noise.
     total_std = (epistemic + noise_var).sqrt()
     root = links.noisy_root(gaussian.cov, noise_var)
+    # No validation: the factor is triangular with a positive diagonal by construction.
     joint = td.MultivariateNormal(gaussian.mean, scale_tril=root, validate_args=False)
 
     def log_density(y: Any) -> Tensor:
@@ -131,6 +135,8 @@ def _(likelihood: HeteroscedasticGaussian, f: Tensor, frame: Frame) -> Predictio
 def _normal_mixture(
     likelihood: Likelihood, means: Tensor, stds: Tensor, frame: Frame, shaped: Callable[[Tensor], Tensor]
 ) -> Prediction:
+    """1/S Σ_s N(m_s, σ_s²): epistemic = Var m_s, aleatoric = mean of σ_s²."""
+
     def log_density(y: Any) -> Tensor:
         encoded = likelihood.encode(y, frame.sites, means.shape[1]).to(means).reshape(means.shape[1:])
         each = td.Normal(means, stds, validate_args=False).log_prob(encoded).sum(-1)
@@ -138,7 +144,7 @@ def _normal_mixture(
 
     return RegressionPrediction(
         shaped(means.mean(0)),
-        shaped(means.var(0, correction=0)),  # divided by S, so that the two parts add up to the total exactly
+        shaped(means.var(0, correction=0)),  # correction=0: epistemic + aleatoric is the mixture's variance exactly
         shaped((stds**2).mean(0)),
         _normal_components(means, stds, frame, shaped),
         lambda level: shaped(mixture_quantile(means, stds, level)),
@@ -151,7 +157,8 @@ def _normal_mixture(
 
 @from_gaussian.register
 def _(likelihood: Poisson, gaussian: SiteGaussian, frame: Frame) -> Prediction:
-    """E[y] = e^{m + v/2}, Var[y] = E[y] + (e^v − 1) e^{2m + v}; the mixture by Gauss–Hermite over the log rate."""
+    """E[y] = e^{m + v/2}, Var[y] = E[y] + (e^v − 1) e^{2m + v}; Gauss–Hermite over the log rate for the mixture."""
+    # Enough for a mixture object; log densities are integrated on panels, also at large variances.
     nodes, weights = links.gauss_hermite(32)
     std = safe_sqrt(gaussian.cov.diagonal(dim1=-2, dim2=-1))
     f = gaussian.mean + std * nodes.to(std).reshape(-1, 1, 1, 1)
@@ -159,7 +166,7 @@ def _(likelihood: Poisson, gaussian: SiteGaussian, frame: Frame) -> Prediction:
 
     def log_density(y: Any) -> Tensor:
         encoded = likelihood.encode(y, frame.sites, len(std)).to(f)
-        # Each count against its own marginal: the outputs of a term are scored one by one.
+        # Several counts of a term are scored by their marginals, one by one.
         return frame.labels(log_mean_poisson(encoded[..., 0], gaussian.mean + encoded[..., 1], std**2).sum(-1))
 
     epistemic = torch.expm1(std**2) * mean**2
@@ -189,6 +196,7 @@ def _poisson_mixture(
     epistemic: Tensor,
     log_density: Callable[[Any], Tensor],
 ) -> Prediction:
+    """Σ_s w_s Poisson(e^{f_s}); the aleatoric variance of a count equals its mean."""
     rates = f.exp() * likelihood.exposure
     components = td.Poisson(_components(frame.outputs, rates), validate_args=False)
     mixing = td.Categorical(probs=weights.to(frame.dtype).expand(components.batch_shape), validate_args=False)
@@ -219,7 +227,7 @@ def _(likelihood: Categorical, f: Tensor, frame: Frame) -> Prediction:
 
 
 def _categorical(likelihood: Categorical, log_p: Tensor, log_probs: Tensor, frame: Frame) -> Prediction:
-    """`log_p` of every draw (s, n, t, c), `log_probs` of their average by the link."""
+    """`log_p` (s, n, t, c) are those of every draw, `log_probs` (n, t, c) their average according to the link."""
 
     def log_density(y: Any) -> Tensor:
         labels = likelihood.encode(y, frame.sites, log_probs.shape[0])
@@ -242,7 +250,7 @@ def _categorical(likelihood: Categorical, log_p: Tensor, log_probs: Tensor, fram
 
 @from_gaussian.register
 def _(likelihood: Bernoulli, gaussian: SiteGaussian, frame: Frame) -> Prediction:
-    """Each output alone: one-dimensional integrals, by quadrature."""
+    """Each logit separately: one-dimensional integrals, by quadrature."""
     m, v = gaussian.mean, gaussian.cov.diagonal(dim1=-2, dim2=-1).clamp(min=0)
     log_p1, log_p0 = frame.link.binary(m, v, n_draws=frame.n_samples, generator=frame.generator)
     return _bernoulli(likelihood, log_p1, log_p0, lambda function: links.expect_logistic(function, m, v), frame)
@@ -262,6 +270,8 @@ def _bernoulli(
     expect: Callable[[Callable[[Tensor], Tensor]], Tensor],
     frame: Frame,
 ) -> Prediction:
+    """Predictions from log p(1), log p(0) and expectations of functions of the logit."""
+
     def log_density(y: Any) -> Tensor:
         encoded = likelihood.encode(y, frame.sites, len(log_p1)).to(log_p1)
         return frame.labels((encoded * log_p1 + (1 - encoded) * log_p0).sum(-1))
@@ -278,7 +288,7 @@ def _bernoulli(
 
 
 def _bernoulli_entropy(f: Tensor) -> Tensor:
-    """H = p softplus(−f) + (1 − p) softplus(f)."""
+    """Entropy of a Bernoulli, H = p softplus(−f) + (1 − p) softplus(f), without cancellation for large |f|."""
     logsigmoid = torch.nn.functional.logsigmoid
     return -torch.sigmoid(f) * logsigmoid(f) - torch.sigmoid(-f) * logsigmoid(-f)
 
@@ -298,14 +308,14 @@ def _(likelihood: CustomLikelihood, f: Tensor, frame: Frame) -> Prediction:
 
 
 def _components(shaped: Callable[[Tensor], Tensor], v: Tensor) -> Tensor:
-    """(S, n, T, C) → (…, S), the axis order a mixture wants."""
+    """(S, n, T, C) → (…, S): mixtures have their components on the last axis."""
     return torch.stack([shaped(each) for each in v], dim=-1)
 
 
 def _normal_components(
     means: Tensor, stds: Tensor, frame: Frame, shaped: Callable[[Tensor], Tensor]
 ) -> td.Distribution:
-    """The mixture as an object. Several outputs of a term share the draw, so together they are one event."""
+    """The mixture as a distribution. The outputs of a term share a draw, so they form one multivariate event."""
     if means.shape[-1] == 1:
         each: td.Distribution = td.Normal(_components(shaped, means), _components(shaped, stds), validate_args=False)
     else:

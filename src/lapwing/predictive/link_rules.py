@@ -1,4 +1,4 @@
-"""Links as objects: each says how a Gaussian over logits becomes log probabilities, for classes and for one logit."""
+"""Links as objects: each turns a Gaussian over logits into log probabilities, for several classes and for one logit."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from lapwing.runtime.arguments import choose
 
 
 class Link(ABC):
-    """E[softmax f] or E[σ(f)] under a Gaussian, exactly or by a rule."""
+    """E[softmax f] or E[σ(f)] under a Gaussian: exact, or an approximation."""
 
     @abstractmethod
     def categorical(self, m: Tensor, cov: Tensor, log_p: Tensor) -> Float[Tensor, "... t c"]:
-        """log probabilities; `log_p` are those of draws (s, ..., t, c), which the uncertainty split needs anyway."""
+        """Log probabilities (..., t, c).
+
+        `log_p` are those of draws (s, ..., t, c), computed anyway for the uncertainties.
+        """
 
     @abstractmethod
     def binary(self, m: Tensor, v: Tensor, *, n_draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -31,7 +34,7 @@ class Link(ABC):
 
 @dataclass(frozen=True)
 class Default(Link):
-    """What measures best: quadrature for one logit, quasi-Monte Carlo draws for classes; both converge."""
+    """The most accurate: quadrature for one logit, quasi-Monte Carlo draws for classes. Both converge."""
 
     def categorical(self, m: Tensor, cov: Tensor, log_p: Tensor) -> Float[Tensor, "... t c"]:
         return log_mean(log_p)
@@ -45,7 +48,7 @@ DEFAULT = Default()
 
 @dataclass(frozen=True)
 class MonteCarlo(Link):
-    """Averages over draws."""
+    """Average over draws."""
 
     def categorical(self, m: Tensor, cov: Tensor, log_p: Tensor) -> Float[Tensor, "... t c"]:
         return log_mean(log_p)
@@ -57,7 +60,7 @@ class MonteCarlo(Link):
 
 @dataclass(frozen=True)
 class Quadrature(Link):
-    """One-dimensional integration: one logit only."""
+    """One-dimensional quadrature, for one logit only."""
 
     def categorical(self, m: Tensor, cov: Tensor, log_p: Tensor) -> Float[Tensor, "... t c"]:
         raise StructureError(
@@ -71,7 +74,10 @@ class Quadrature(Link):
 
 @dataclass(frozen=True)
 class ClosedForm(Link):
-    """A formula for classes; for one logit the probit formula, to which the pairwise one reduces."""
+    """A closed-form approximation for classes.
+
+    For one logit, the probit formula, which the pairwise one reduces to.
+    """
 
     name: str
     probs: Callable[[Tensor, Tensor], Tensor]
@@ -81,6 +87,7 @@ class ClosedForm(Link):
         return self.probs(m, cov).log()
 
     def binary(self, m: Tensor, v: Tensor, *, n_draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """log σ(± m / √(1 + π/8 v)), the binary probit approximation."""
         if not self.has_binary_form:
             raise StructureError(
                 f'link="{self.name}" needs two or more logits per label; for one logit use "quadrature" or "probit".'
@@ -110,14 +117,14 @@ LINKS: dict[str, Link] = {
 
 
 def as_link(link: Any) -> Link:
-    """A link from its word; None is the likelihood's default."""
+    """A link from its name; None is the default."""
     if link is None:
         return DEFAULT
     return link if isinstance(link, Link) else choose("link", link, LINKS)
 
 
 def log_mean(log_p: Float[Tensor, s * n]) -> Float[Tensor, "*n"]:
-    """log of the mean over draws, in logs throughout: a confident wrong network has a finite score."""
+    """log of the mean over draws, by logsumexp: the score of a confident wrong prediction stays finite."""
     return torch.logsumexp(log_p, 0) - log(len(log_p))
 
 

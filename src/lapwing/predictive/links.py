@@ -1,8 +1,8 @@
-"""From a Gaussian over outputs to probabilities: I(m, V) = E[softmax f], f ~ N(m, V), and its binary sisters.
+"""Link approximations: probabilities I(m, V) = E[softmax f], f ~ N(m, V), and the same for one logit.
 
 Means `m` are (..., C), covariances `cov` (..., C, C), variances `var` (..., C). The binary functions take the mean
-`m` and variance `v` of one logit, any shape. Scrambled Sobol draws make `monte_carlo` the accurate rule for classes:
-at n = 1000 its error is 20–40 times below that of independent draws for C = 3, and 5–20 times for C = 10.
+`m` and variance `v` of one logit, in any shape. `monte_carlo` uses scrambled Sobol draws: with 1,000 of them its error
+is 20–40 times below that of independent draws for C = 3, and 5–20 times for C = 10.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lapwing.linalg import safe_sqrt, symmetric_root
 
 
 def probit(m: Tensor, var: Tensor) -> Tensor:
-    """softmax(m_k / √(1 + π/8 V_kk)). Ignores covariances, and changes when all logits are shifted together."""
+    """softmax(m_k / √(1 + π/8 V_kk)). Ignores covariances; not invariant to a common shift of all logits."""
     return torch.softmax(m / (1 + pi / 8 * var).sqrt(), -1)
 
 
@@ -40,12 +40,12 @@ def pairwise_log_scores(m: Tensor, cov: Tensor) -> Tensor:
 
 
 def bridge(m: Tensor, cov: Tensor) -> Tensor:
-    """Mean α/Σα of the Laplace bridge's Dirichlet (Hobbhahn et al., 2022)."""
+    """Mean α/Σα of the Dirichlet of the Laplace bridge (Hobbhahn et al., 2022)."""
     return torch.softmax(_log_alpha(*_sum_zero(m, cov)), -1)
 
 
 def bridge_norm(m: Tensor, cov: Tensor) -> Tensor:
-    """The bridge after rescaling to mean variance √(C/2), which keeps it off its bad region of large variances."""
+    """The bridge after rescaling to mean variance √(C/2): avoids large variances, where the bridge is inaccurate."""
     return torch.softmax(_log_alpha(*_normalised(*_sum_zero(m, cov))), -1)
 
 
@@ -64,7 +64,7 @@ def _sum_zero(m: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
     c, eps = m.shape[-1], torch.finfo(m.dtype).eps
     var, s = cov.diagonal(dim1=-2, dim2=-1), cov.sum(-1)
     total = s.sum(-1, keepdim=True)
-    # Where Σ f has no variance already, V + ε I as ε → 0 gives the direction s / 1ᵀs = 1/C.
+    # If Σ f has no variance, take the limit of V + ε I as ε → 0: the direction s / 1ᵀs is 1/C.
     free = total > c * eps * var.sum(-1, keepdim=True)
     direction = torch.where(free, s / torch.where(free, total, 1.0), 1 / c)
     var_given = var - torch.where(free, s, 0.0) * direction
@@ -83,7 +83,7 @@ def _normalised(m: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _log_alpha(m: Tensor, var: Tensor) -> Tensor:
-    """log α, in logs because e^{m_k − m_l} overflows long before the Dirichlet's mean loses its meaning."""
+    """log α; in logs because e^{m_k − m_l} overflows where the Dirichlet's mean is still well defined."""
     c = m.shape[-1]
     spread = m + torch.logsumexp(-m, -1, keepdim=True) - 2 * log(c)
     constant = torch.full_like(spread, log(1 - 2 / c) if c > 2 else -torch.inf)
@@ -119,21 +119,24 @@ def gaussian_draws(m: Tensor, cov: Tensor, n: int, *, generator: torch.Generator
 
 
 def sobol_normal(n: int, c: int, *, generator: torch.Generator) -> Tensor:
-    """n scrambled Sobol points mapped to N(0, I): (n, C), float64. Takes one number from the generator, its seed."""
+    """n scrambled Sobol points mapped to N(0, I): (n, C), float64.
+
+    Draws one number from the generator, as the seed.
+    """
     if n < 1:
         raise InputError(f"The number of draws must be 1 or more, but {n} came.")
     seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
     if c > SobolEngine.MAXDIM:
         return torch.randn(n, c, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     u = SobolEngine(c, scramble=True, seed=seed).draw(n, dtype=torch.float64)
-    # Points are multiples of 2⁻³⁰, zero among them; the middles of their cells are not. The engine's first point
-    # passes through single precision and may round up to one.
+    # Points are multiples of 2⁻³⁰ and include 0, where ndtri is −∞: shift them by half a cell. The engine computes its
+    # first point in single precision, where it may round up to 1.
     half_cell = 2.0 ** -(SobolEngine.MAXBIT + 1)
     return torch.special.ndtri((u + half_cell).clamp(max=1 - half_cell))
 
 
 def covariance_root(cov: Tensor) -> Tensor:
-    """R with R Rᵀ = cov: Cholesky, or U √λ Uᵀ where a covariance is singular; rounding below zero counts as zero."""
+    """R (..., C, C) with R Rᵀ = cov: Cholesky, or U √λ where cov is singular, with negative rounding set to zero."""
     L, singular = _factors(cov)
     if not bool(singular.any()):
         return L
@@ -158,11 +161,11 @@ def _factors(matrices: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def noisy_root(cov: Tensor, noise_var: Tensor) -> Tensor:
-    """Lower triangular L with L Lᵀ = cov + diag(noise_var), however much larger one is than the other."""
+    """Lower triangular L with L Lᵀ = cov + diag(noise_var), also where one term is lost to rounding in the sum."""
     L, lost = _factors(cov + torch.diag_embed(noise_var))
     if not bool(lost.any()):
         return L
-    # The triangle of a QR decomposition of [R, √noise] has the digits that their sum of squares has lost.
+    # [R, √noise] = (Q T)ᵀ gives L = Tᵀ without forming the sum, so no digits are lost.
     both = torch.cat([covariance_root(cov[lost]), torch.diag_embed(noise_var[lost].sqrt())], -1)
     triangle = torch.linalg.qr(both.mT).R.mT
     L = L.clone()
@@ -171,8 +174,9 @@ def noisy_root(cov: Tensor, noise_var: Tensor) -> Tensor:
 
 
 def _check_rounding_only(eigenvalues: Tensor) -> None:
+    """Raise if eigenvalues are more negative than rounding explains: then `cov` is not a covariance."""
     smallest, largest = eigenvalues[..., 0], eigenvalues[..., -1]
-    # The rows of a single-precision network carry its rounding, whatever the dtype of the covariance.
+    # The Jacobian of a float32 network has float32 rounding errors, whatever the dtype of the covariance.
     rounding = 8 * eigenvalues.shape[-1] * torch.finfo(torch.float32).eps
     bad = ~(smallest >= -rounding * largest)
     if bool(bad.any()):
@@ -187,7 +191,7 @@ def _check_rounding_only(eigenvalues: Tensor) -> None:
 
 
 def sigmoid_probit(m: Tensor, v: Tensor) -> Tensor:
-    """σ(m / √(1 + π/8 v)); at most 0.017 from E[σ(f)]."""
+    """σ(m / √(1 + π/8 v)); its error is at most 0.017."""
     return torch.sigmoid(m / (1 + pi / 8 * v).sqrt())
 
 
@@ -197,9 +201,9 @@ def sigmoid_quadrature(m: Tensor, v: Tensor, n_nodes: int = 8) -> Tensor:
 
 
 def log_sigmoid_quadrature(m: Tensor, v: Tensor, n_nodes: int = 8) -> Tensor:
-    """log E[σ(f)], which stays finite where E[σ(f)] underflows; for a label 0 pass −m.
+    """log E[σ(f)], finite also where E[σ(f)] underflows; for label 0 pass −m.
 
-    A lower bound when the mass lies beyond 9 deviations: m + v/2 is then far below any probability that matters.
+    A lower bound if the mass lies beyond 9 standard deviations: the probability is then negligible.
     """
     f, weights = _logistic_rule(m, v, n_nodes)
     return torch.logsumexp(logsigmoid(f) + weights.log(), 0)
@@ -208,7 +212,7 @@ def log_sigmoid_quadrature(m: Tensor, v: Tensor, n_nodes: int = 8) -> Tensor:
 def expect(function: Callable[[Tensor], Tensor], m: Tensor, v: Tensor, n_nodes: int = 64) -> Tensor:
     """E[function(f)], f ~ N(m, v), by Gauss–Hermite: for functions that are smooth on the scale of √v.
 
-    `function` gets (n_nodes, ...) and may add axes at the end.
+    `function` is given (n_nodes, ...) and may append axes.
     """
     nodes, weights = (t.to(dtype=m.dtype, device=m.device) for t in gauss_hermite(n_nodes))
     f = m + v.sqrt() * nodes.reshape(-1, *[1] * m.ndim)
@@ -218,8 +222,8 @@ def expect(function: Callable[[Tensor], Tensor], m: Tensor, v: Tensor, n_nodes: 
 def gauss_hermite(n: int) -> tuple[Tensor, Tensor]:
     """Nodes and weights (n,) of the standard normal, float64; exact for polynomials of degree 2n − 1.
 
-    Nodes are eigenvalues of the Jacobi matrix (Golub and Welsch, 1969), weights 1 / Σ_k h_k(x)² in the orthonormal
-    Hermite polynomials, which keeps the digits of the tiny ones that squared eigenvectors lose.
+    Nodes are eigenvalues of the Jacobi matrix (Golub and Welsch, 1969). Weights are 1 / Σ_k h_k(x)² in the orthonormal
+    Hermite polynomials; squared eigenvectors would lose the digits of tiny weights.
     """
     k = torch.arange(1, n, dtype=torch.float64)
     nodes = torch.linalg.eigvalsh(torch.diag(k.sqrt(), 1) + torch.diag(k.sqrt(), -1))
@@ -234,21 +238,21 @@ def gauss_hermite(n: int) -> tuple[Tensor, Tensor]:
 def expect_logistic(function: Callable[[Tensor], Tensor], m: Tensor, v: Tensor, n_nodes: int = 8) -> Tensor:
     """E[function(f)], f ~ N(m, v), for functions that vary near f = 0 (σ, its entropy), at any variance.
 
-    Gauss–Hermite steps over the sigmoid when √v is large: its nodes are √v/3 apart. Here Gauss–Legendre panels of
-    `n_nodes` resolve both the Gaussian and the neighbourhood of zero; the integral stops 9 deviations out.
-    `function` gets (n, ...), elementwise.
+    Gauss–Hermite nodes are about √v/3 apart, and miss the sigmoid when √v is large. Here Gauss–Legendre panels of
+    `n_nodes` resolve both the Gaussian and the neighbourhood of zero, up to 9 standard deviations. `function` is given
+    (n, ...) and applied elementwise.
     """
     f, weights = _logistic_rule(m, v, n_nodes)
     return (weights * function(f)).sum(0)
 
 
-# Panel edges: standard deviations from m, and units of the logit from zero.
+# Panel edges: in standard deviations from m, and in logits from zero.
 _GAUSSIAN_EDGES = (-9.0, -6.5, -4.5, -3.0, -1.5, 0.0, 1.5, 3.0, 4.5, 6.5, 9.0)
 _LOGISTIC_EDGES = (-40.0, -20.0, -12.0, -8.0, -5.0, -2.5, 0.0, 2.5, 5.0, 8.0, 12.0, 20.0, 40.0)
 
 
 def _logistic_rule(m: Tensor, v: Tensor, n_nodes: int) -> tuple[Tensor, Tensor]:
-    """Points f (n, ...) and weights that sum to one."""
+    """Nodes f (n, ...) and weights (n, ...) that sum to one."""
     m, v = torch.broadcast_tensors(m, v)
     std = safe_sqrt(v)
     column = [-1, *[1] * m.ndim]
@@ -261,7 +265,7 @@ def _logistic_rule(m: Tensor, v: Tensor, n_nodes: int) -> tuple[Tensor, Tensor]:
 
 
 def panels(edges: Tensor, n_nodes: int) -> tuple[Tensor, Tensor]:
-    """Gauss–Legendre on every panel between the sorted edges (e, ...): points (n, ...) and their weights."""
+    """Gauss–Legendre nodes (n, ...) and weights on every panel between the sorted edges (e, ...)."""
     edges = edges.sort(0).values
     middle, half = (edges[1:] + edges[:-1]) / 2, (edges[1:] - edges[:-1]) / 2
     column = [1, -1, *[1] * (edges.ndim - 1)]
@@ -270,7 +274,7 @@ def panels(edges: Tensor, n_nodes: int) -> tuple[Tensor, Tensor]:
 
 
 def _gauss_legendre(n: int) -> tuple[Tensor, Tensor]:
-    """Nodes and weights (n,) on [−1, 1], float64, from the Jacobi matrix."""
+    """Nodes and weights (n,) on [−1, 1], float64, from the Jacobi matrix (Golub and Welsch, 1969)."""
     k = torch.arange(1, n, dtype=torch.float64)
     off_diagonal = k / (4 * k.square() - 1).sqrt()
     nodes, U = torch.linalg.eigh(torch.diag(off_diagonal, 1) + torch.diag(off_diagonal, -1))

@@ -1,4 +1,4 @@
-"""Sampled weights through the network itself, not its linearisation."""
+"""Predictions by sampled weights in the network itself, not its linearisation."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from lapwing.network.linearised import Linearised
 
 
 def network_draws(linearised: Linearised, x: ModelInput, deviations: Float[Tensor, "s p"]) -> Float[Tensor, "s n k"]:
-    """f(x; θ* + d_s), one forward pass per draw.
+    """f(x; θ* + d_s) (s, n, k), one forward pass per draw.
 
-    Known to underfit with Gauss–Newton posteriors (Immer, Korzepa and Bauer, 2021): the Gaussian is right for the
-    linearised model, and the network away from θ* is another function.
+    With Gauss–Newton posteriors this is known to underfit (Immer, Korzepa and Bauer, 2021): the Gaussian is the
+    posterior of the linearised model, and the network differs from it away from θ*.
     """
     return linearised.outputs_at(x, linearised.theta + deviations).double()

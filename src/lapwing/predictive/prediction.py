@@ -1,4 +1,4 @@
-"""Predictions: what is expected, and how much of the doubt is about the model (epistemic) or the world (aleatoric)."""
+"""Predictions, with their uncertainty split into epistemic (model) and aleatoric (noise) parts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Prediction(ABC):
     distribution: Distribution  # the predictive as a torch.distributions object
 
     def __getattr__(self, name: str) -> Any:
-        """Called for names this kind of prediction does not have."""
+        """Raise an error that lists what this kind of prediction has."""
         if name.startswith("_"):
             raise AttributeError(name)
         has = sorted(n for n in {*dir(type(self)), *vars(self)} if not n.startswith("_"))
@@ -41,13 +41,13 @@ class Prediction(ABC):
         """log p(y | x, data) of targets given as for `fit`: one number per datum and term."""
 
     def checked(self) -> Prediction:
-        """Itself, or an error where a moment is too large for a number."""
+        """Itself; raises if a moment overflows."""
         return self
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RegressionPrediction(Prediction):
-    """Real or count targets. All tensors have the targets' shape."""
+    """Regression or count targets. All tensors have the targets' shape."""
 
     mean: Tensor
     epistemic: Tensor
@@ -77,7 +77,7 @@ class RegressionPrediction(Prediction):
         return self
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Central interval that holds a target with this probability: (lower, upper)."""
+        """Central interval (lower, upper) that contains a target with this probability."""
         if not 0 < level < 1:
             raise InputError(f"interval: the level is a probability between 0 and 1, got {level}.")
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
@@ -87,7 +87,7 @@ class RegressionPrediction(Prediction):
         return self.log_density(y)
 
     def __repr__(self) -> str:
-        """The number of targets, and what is typical of them."""
+        """Number of targets, range of their standard deviations, and the epistemic share."""
         if not self.mean.numel():
             return f"RegressionPrediction: mean and std {tuple(self.mean.shape)}"
         share = (self.epistemic / self.variance).detach().mean()
@@ -101,7 +101,7 @@ class RegressionPrediction(Prediction):
 class ClassPrediction(Prediction):
     """Class probabilities. `probs` has the model's output shape; uncertainties have one value per label.
 
-    With p the network's probabilities under a draw of the weights and p̄ their mean:
+    With p the probabilities under a draw of the weights and p̄ their mean:
     entropy H(p̄) = epistemic (mutual information of label and weights) + aleatoric E[H(p)], and per class
     p̄ − p̄² = Var p + E[p − p²] (Kwon et al., 2020).
     """
@@ -112,8 +112,8 @@ class ClassPrediction(Prediction):
     arranged: Callable[[Tensor], Tensor]  # (..., K) → the model's output shape
     log_density: Callable[[Any], Tensor]
     binary: bool
-    present: Tensor | None = None  # (n, T): the positions that a datum has, where some have fewer; None: all
-    ignore_index: int = -100  # the label of positions that a datum does not have
+    present: Tensor | None = None  # (n, T): positions that are not padding; None: all
+    ignore_index: int = -100  # the label of padding
 
     @cached_property
     def probs(self) -> Tensor:
@@ -121,18 +121,19 @@ class ClassPrediction(Prediction):
 
     @property
     def label(self) -> Tensor:
-        """The most probable label; `ignore_index` at positions that a datum does not have."""
+        """The most probable label; `ignore_index` at padded positions."""
         label = self.log_probs.argmax(-1)
         return label if self.present is None else torch.where(self.present, label, self.ignore_index)
 
     @cached_property
     def entropy(self) -> Tensor:
         """H(p̄), in nats."""
-        return torch.special.entr(self.log_probs.exp()).sum(-1).clamp(min=0)  # p may round to just above one
+        # entr(0) = 0, where p · log p would be NaN.
+        return torch.special.entr(self.log_probs.exp()).sum(-1).clamp(min=0)  # p may round to slightly more than 1
 
     @cached_property
     def aleatoric(self) -> Tensor:
-        # Under a closed-form link the mean p̄ is an approximation, and may be a little less uncertain than E[H(p)].
+        # Closed-form links approximate p̄, whose entropy can then be slightly less than E[H(p)].
         return torch.minimum(self.expected_entropy, self.entropy)
 
     @cached_property
@@ -141,7 +142,7 @@ class ClassPrediction(Prediction):
 
     @cached_property
     def class_variance(self) -> Split:
-        """Variance of each class's indicator, split in the same way."""
+        """Variance of the indicator of each class, split into epistemic and aleatoric parts."""
         p = self.log_probs.exp()
         total = p * (1 - p)
         aleatoric = torch.minimum(self.expected_noise, total)
@@ -163,7 +164,7 @@ class ClassPrediction(Prediction):
         return self.log_density(y)
 
     def __repr__(self) -> str:
-        """The number of labels, and how sure they are on average."""
+        """Shape, mean entropy, and its epistemic part."""
         return (
             f"ClassPrediction: probs {tuple(self.probs.shape)}; entropy {float(self.entropy.detach().mean()):.3g} nats "
             f"on average, {float(self.epistemic.detach().mean()):.3g} of it epistemic"
@@ -172,7 +173,7 @@ class ClassPrediction(Prediction):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DensityPrediction(Prediction):
-    """A likelihood known only by its log density: targets can be scored; `mean` exists if the likelihood has one."""
+    """For likelihoods known by their log density only: scores targets; `mean` exists if the likelihood defines one."""
 
     mean: Tensor | None
     log_density: Callable[[Any], Tensor]

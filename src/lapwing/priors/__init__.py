@@ -1,4 +1,4 @@
-"""Gaussian priors: a mean, and one precision per group of parameters; groups found at normalisation layers."""
+"""Gaussian priors over the parameters: a mean and one precision per group; groups due to normalisation layers."""
 
 from lapwing.priors.gaussian import (
     GaussianPrior,

@@ -17,19 +17,20 @@ from lapwing.errors import InputError, InputTypeError, ShapeError
 from lapwing.network.parameters import ParamLayout
 from lapwing.operators import GroupedDiagonal, one_group
 
-_SHOWN = 5  # groups in a representation
+_SHOWN = 5  # groups shown by `repr`
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GaussianPrior:
-    """Precisions δ_g > 0 for named groups; `index` says which group each parameter belongs to."""
+    """θ ~ N(m₀, P₀⁻¹), P₀ = diag(δ[index]), with precisions δ_g > 0 of named groups; `index` is the group of each
+    parameter."""
 
     layout: ParamLayout
     precisions: Float[Tensor, " g"]
     group_names: tuple[str, ...]
     index: Int[Tensor, " p"]
     mean: Float[Tensor, " ..."]  # () or (P,)
-    reasons: tuple[str, ...] = ()  # one sentence per group where the groups were found, not asked for
+    reasons: tuple[str, ...] = ()  # one sentence per group, if the groups were detected and not requested by name
 
     def __post_init__(self) -> None:
         if len(self.precisions) != len(self.group_names):
@@ -46,7 +47,7 @@ class GaussianPrior:
             )
 
     def __repr__(self) -> str:
-        """The groups with their precisions; of many the first few."""
+        """The groups with their precisions; only the first `_SHOWN` of them."""
         named = zip(self.group_names, self.precisions.detach().tolist(), strict=True)
         groups = [f"{name}: {precision:.4g}" for name, precision in named]
         shown = ", ".join(groups[:_SHOWN]) + ", …" * (len(groups) > _SHOWN)
@@ -57,14 +58,14 @@ class GaussianPrior:
         return GroupedDiagonal(self.precisions, self.index)
 
     def scatter(self, theta: Float[Tensor, " p"]) -> Float[Tensor, " g"]:
-        """‖θ − m₀‖² within each group."""
+        """‖θ_g − m₀‖² of each group: (G,)."""
         return self.P0.group_sums((theta - self.mean) ** 2)
 
     def with_precisions(self, precisions: Float[Tensor, " g"]) -> GaussianPrior:
         return replace(self, precisions=precisions)
 
     def restricted(self, layout: ParamLayout) -> GaussianPrior:
-        """The prior on a subset of the tensors; groups without parameters there are dropped."""
+        """The prior on a subset of the parameters; groups without parameters in it are dropped."""
         unknown = [name for name in layout.names if name not in self.layout]
         if unknown:
             raise InputError(
@@ -107,7 +108,7 @@ class GaussianPrior:
 
 
 def as_prior(prior: Any, layout: ParamLayout) -> GaussianPrior:
-    """The prior over a layout: from one precision, or a `GaussianPrior` of the same model."""
+    """The prior over a layout, from a single precision or a `GaussianPrior` of the same model."""
     if isinstance(prior, GaussianPrior):
         return prior.restricted(layout)
     if isinstance(prior, torch.Tensor) and prior.ndim == 0:
@@ -125,7 +126,7 @@ def isotropic(layout: ParamLayout, precision: Any = 1.0, mean: Any = 0.0) -> Gau
 
 
 def layerwise(layout: ParamLayout, precision: Any = 1.0, mean: Any = 0.0) -> GaussianPrior:
-    """One precision per module that holds parameters: its weight and bias together."""
+    """One precision per module that holds parameters directly: weight and bias share it."""
     names = tuple(path or "(model)" for path in layout.modules)
     sizes = [s.stop - s.start for s in layout.module_slices.values()]
     return _grouped(layout, names, _runs(sizes), precision, mean)
@@ -151,7 +152,8 @@ def tensors_together(
     *,
     reasons: tuple[str, ...] = (),
 ) -> GaussianPrior:
-    """One precision per named set of tensors; every tensor of the layout is in exactly one of them."""
+    """One precision per named set of tensors. The sets partition the tensors of the layout."""
+    # Group per tensor, repeated for each of its entries: no loop over parameters.
     group_of = {tensor: g for g, tensors in enumerate(groups.values()) for tensor in tensors}
     sizes = torch.tensor([layout[name].stop - layout[name].start for name in layout.names])
     index = torch.repeat_interleave(torch.tensor([group_of[name] for name in layout.names]), sizes)
@@ -159,7 +161,8 @@ def tensors_together(
 
 
 def regrouped(prior: GaussianPrior, fresh: GaussianPrior) -> GaussianPrior:
-    """A prior with the groups of another; each starts at the geometric mean of its parameters' precisions."""
+    """`prior` with the groups of `fresh`; a new group gets the geometric mean of its parameters' precisions."""
+    # Precisions act on a log scale: the geometric mean keeps log det P₀.
     logs = fresh.P0.group_sums(prior.P0.diagonal.detach().log()) / fresh.P0.sizes
     return replace(fresh, precisions=logs.exp(), mean=prior.mean)
 
@@ -173,7 +176,7 @@ def _runs(sizes: list[int]) -> Int[Tensor, " p"]:
 
 
 def _precisions(precision: Any, names: tuple[str, ...]) -> Float[Tensor, " g"]:
-    """One number for all groups, one per group, or a mapping from group name; gradients flow through."""
+    """Precisions from one number, one number per group, or a mapping from group name; differentiable."""
     if isinstance(precision, Mapping):
         missing = [n for n in names if n not in precision] + [n for n in precision if n not in names]
         if missing:
@@ -188,7 +191,7 @@ def _precisions(precision: Any, names: tuple[str, ...]) -> Float[Tensor, " g"]:
 
 
 def _mean(mean: Any, layout: ParamLayout) -> Float[Tensor, ...]:
-    """A number, a flat vector, or named tensors (a state dict will do)."""
+    """The prior mean from a number, a flat vector, or named tensors such as a state dict."""
     if isinstance(mean, Mapping):
         absent = [name for name in layout.names if name not in mean]
         if absent:
@@ -206,7 +209,7 @@ def _mean(mean: Any, layout: ParamLayout) -> Float[Tensor, ...]:
 
 
 def _numbers(argument: str, value: Any) -> Tensor:
-    """float64, in the graph of a tensor that requires grad."""
+    """Convert to float64; keeps the graph of a tensor that requires grad."""
     try:
         return torch.as_tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):

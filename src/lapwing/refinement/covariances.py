@@ -1,6 +1,6 @@
-"""The Gaussians a variational posterior may be: P = Jᵀ Λ̃ J + P₀ with every entry, or its diagonal alone.
+"""The covariances of a variational posterior: P = Jᵀ Λ̃ J + P₀ in full, or its diagonal.
 
-Λ̃ (one C × C matrix per likelihood term) is all there is to a precision; at the optimum it is E_q[Λ].
+Λ̃ (one C × C matrix per likelihood term) parametrises a precision completely; at the optimum Λ̃ = E_q[Λ].
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from lapwing.operators import (
 )
 from lapwing.refinement.model import IN_CACHE, LinearModel, as_rows
 
-_MOST_SOLVED = 8_000  # weights or outputs, whichever are fewer, of systems that are solved by factorisation
-_MOST_PRODUCTS, _SOLVED_TO = 200, 1e-6
+_MOST_SOLVED = 8_000  # weights or outputs, whichever are fewer, largest side of a system that is factorised
+_MOST_PRODUCTS, _SOLVED_TO = 200, 1e-6  # of conjugate gradients for larger systems
 
 
 class Factor(ABC):
-    """A precision P that is ready to be solved with."""
+    """A factorised precision P."""
 
     @abstractmethod
     def solve(self, v: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
@@ -39,16 +39,16 @@ class Factor(ABC):
 
     @abstractmethod
     def log_det_ratio(self) -> Scalar:
-        """log det P − log det P₀."""
+        """log det P − log det P₀, which the KL divergence needs."""
 
     @abstractmethod
     def term_covariances(self) -> Float[Tensor, "m c c"]:
-        """V = J P⁻¹ Jᵀ of every likelihood term."""
+        """V = J P⁻¹ Jᵀ (m, c, c) within every likelihood term."""
 
 
 @dataclass(frozen=True, eq=False)
 class WeightFactor(Factor):
-    """In weight space, by the operator."""
+    """P in weight space, factorised by its operator."""
 
     model: LinearModel
     precision: DensePrecision | DiagonalPrecision
@@ -57,7 +57,7 @@ class WeightFactor(Factor):
         return self.precision.solve(v)
 
     def log_det_ratio(self) -> Scalar:
-        P = self.precision  # its Cholesky factor is there already; `logdet` may look for eigenvalues
+        P = self.precision  # use its Cholesky factor: `logdet` could compute an eigendecomposition instead
         whole = 2 * P.factor.diagonal().log().sum() if isinstance(P, DensePrecision) else P.logdet()
         return whole - self.model.prior.P0.logdet()
 
@@ -68,7 +68,7 @@ class WeightFactor(Factor):
 
 @dataclass(frozen=True, eq=False)
 class FunctionFactor(Factor):
-    """In function space: B = I + Sᵀ K S with K = J P₀⁻¹ Jᵀ, which is formed once for all S.
+    """P in function space: B = I + Sᵀ K S with the kernel K = J P₀⁻¹ Jᵀ, which is computed once and serves every S.
 
     P⁻¹ = D − D Jᵀ S B⁻¹ Sᵀ J D with D = P₀⁻¹, log det P P₀⁻¹ = log det B, V = K − K S B⁻¹ Sᵀ K.
     """
@@ -84,8 +84,10 @@ class FunctionFactor(Factor):
 
     @cached_property
     def _L(self) -> Float[Tensor, "mk mk"]:
+        """Cholesky factor of B = I + Sᵀ K S (mk, mk)."""
         m, c, k = self.S.shape
         B = torch.einsum("mck,mcb->mkb", self.S, self._KS.reshape(m, c, m * k)).reshape(m * k, m * k)
+        # The eigenvalues of B are at least 1, so this fails only if the kernel itself is lost in rounding.
         L, info = torch.linalg.cholesky_ex(B + torch.eye(m * k, dtype=B.dtype, device=B.device))
         if int(info):
             raise NumericalError(
@@ -94,7 +96,7 @@ class FunctionFactor(Factor):
             )
         return L
 
-    def explained(self, v: Float[Tensor, "m c"]) -> Float[Tensor, "m c"]:
+    def dual_solve(self, v: Float[Tensor, "m c"]) -> Float[Tensor, "m c"]:
         """S B⁻¹ Sᵀ v."""
         inner = torch.einsum("mck,mc->mk", self.S, v).reshape(-1, 1)
         inner = torch.cholesky_solve(inner, self._L).reshape(len(self.S), -1)
@@ -102,7 +104,7 @@ class FunctionFactor(Factor):
 
     def solve(self, v: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
         model, u = self.model, v / self.model.prior.P0.diagonal
-        return u - model.pulled(self.explained(model.pushed(u))) / model.prior.P0.diagonal
+        return u - model.vjp(self.dual_solve(model.jvp(u))) / model.prior.P0.diagonal
 
     def log_det_ratio(self) -> Scalar:
         return 2 * self._L.diagonal().log().sum()
@@ -121,11 +123,11 @@ class Covariance(ABC):
 
     @abstractmethod
     def check(self, model: LinearModel) -> None:
-        """Refuse what is too large, in words."""
+        """Raise if the problem is too large."""
 
     @abstractmethod
     def precision(self, model: LinearModel, curvature: Float[Tensor, "m c c"]) -> Precision:
-        """Jᵀ Λ̃ J + P₀, as an operator that weights can be drawn with."""
+        """Jᵀ Λ̃ J + P₀, or its diagonal, as an operator that can sample weights."""
 
     @abstractmethod
     def factor(self, model: LinearModel, curvature: Float[Tensor, "m c c"]) -> Factor: ...
@@ -134,12 +136,15 @@ class Covariance(ABC):
     def step(
         self, model: LinearModel, curvature: Float[Tensor, "m c c"], factor: Factor, g: Float[Tensor, " p"]
     ) -> Float[Tensor, " p"]:
-        """(Jᵀ Λ̃ J + P₀)⁻¹ g: where the mean goes. The whole matrix, whichever entries the covariance keeps."""
+        """(Jᵀ Λ̃ J + P₀)⁻¹ g, the direction of the mean.
+
+        Uses the full matrix, also where only its diagonal is kept.
+        """
 
 
 @dataclass(frozen=True)
 class FullCovariance(Covariance):
-    """Every entry; in function space where there are fewer outputs than weights."""
+    """Every entry of P; in function space if there are fewer outputs than weights."""
 
     structure = Full()
 
@@ -171,7 +176,7 @@ class FullCovariance(Covariance):
 
 @dataclass(frozen=True)
 class DiagonalCovariance(Covariance):
-    """The diagonal of P. Nothing of size P × P is formed where both sides are large."""
+    """The diagonal of P. No P × P matrix is formed if both weights and outputs are many."""
 
     structure = Diag()
 
@@ -181,7 +186,7 @@ class DiagonalCovariance(Covariance):
     def precision(self, model: LinearModel, curvature: Float[Tensor, "m c c"]) -> DiagonalPrecision:
         S, entries = root_of(model, curvature), torch.zeros(model.p, dtype=torch.float64, device=model.J.device)
         for some in model.pieces(IN_CACHE):
-            entries += model.turned(S, some).square_().sum(0)
+            entries += model.root_rows(S, some).square_().sum(0)
         return DiagonalCurvature(entries).plus(model.prior.P0)
 
     def factor(self, model: LinearModel, curvature: Float[Tensor, "m c c"]) -> Factor:
@@ -199,14 +204,14 @@ def dense_precision(model: LinearModel, S: Float[Tensor, "m c k"]) -> DensePreci
     """Jᵀ S Sᵀ J + P₀."""
     H = torch.zeros(model.p, model.p, dtype=torch.float64, device=model.J.device)
     for some in model.pieces():
-        add_gram_(H, model.turned(S, some))
+        add_gram_(H, model.root_rows(S, some))
     return DenseCurvature.of(mirror_(H)).plus(model.prior.P0)
 
 
 def root_of(model: LinearModel, curvature: Float[Tensor, "m c c"]) -> Float[Tensor, "m c k"]:
-    """S with S Sᵀ = Λ̃, from its eigenvectors; those of a softmax have one eigenvalue of zero, which is left out."""
+    """S with S Sᵀ = Λ̃, by eigendecomposition. A softmax has one zero eigenvalue, which is dropped."""
     values, U = torch.linalg.eigh(curvature)
-    S = U * values.clamp(min=0).sqrt()[..., None, :]  # rounding below zero counts as zero
+    S = U * values.clamp(min=0).sqrt()[..., None, :]  # negative values are rounding errors
     return S[..., 1:] if isinstance(model.likelihood, Categorical) else S
 
 
@@ -217,11 +222,11 @@ def _smaller_side(model: LinearModel) -> int:
 def _by_products(
     model: LinearModel, curvature: Float[Tensor, "m c c"], preconditioner: Factor, g: Float[Tensor, " p"]
 ) -> Float[Tensor, " p"]:
-    """(Jᵀ Λ̃ J + P₀)⁻¹ g by conjugate gradients; a step that ascends the bound is enough, so a few digits are."""
+    """(Jᵀ Λ̃ J + P₀)⁻¹ g by conjugate gradients, to a few digits: any ascent direction will do."""
 
     def product(v: Float[Tensor, "1 p"]) -> Float[Tensor, "1 p"]:
-        bent = torch.einsum("mcd,md->mc", curvature, model.pushed(v[0]))
-        return (model.pulled(bent) + model.prior.P0.diagonal * v[0])[None]
+        Lambda_Jv = torch.einsum("mcd,md->mc", curvature, model.jvp(v[0]))
+        return (model.vjp(Lambda_Jv) + model.prior.P0.diagonal * v[0])[None]
 
     found = conjugate_gradients(
         product,

@@ -1,4 +1,4 @@
-"""The curvature of a posterior at outputs other than the network's own."""
+"""Re-estimate the curvature of a posterior at other outputs than the network's."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from lapwing.posterior import Posterior
 from lapwing.runtime import distributed
 
 
-def curved_at(posterior: Posterior, source: Source, shift: Float[Tensor, " p"]) -> Posterior:
-    """The same posterior, its curvature in the same structure at the outputs f + J (θ − θ̃) of the linear model."""
-    jvp = choose_jvp(posterior.linearised, distributed.first_of(source)[0])
+def reestimated_at(posterior: Posterior, source: Source, shift: Float[Tensor, " p"]) -> Posterior:
+    """The same posterior and structure, with the curvature at the outputs f + J (θ − θ̃) of the linear model."""
+    jvp = choose_jvp(posterior.linearised, distributed.first_item(source)[0])
 
     def shifted(trace: Trace) -> torch.Tensor:
         return trace.outputs + jvp(trace, shift[None])[0].to(trace.outputs)
@@ -38,8 +38,8 @@ def curved_at(posterior: Posterior, source: Source, shift: Float[Tensor, " p"]) 
     return replace(posterior, estimate=replace(posterior.estimate, parts=fresh.parts, in_expectation=False))
 
 
-class InOrder(Fisher):
-    """Roots that were found beforehand, handed out as the data come: in the order in which they were found."""
+class PrecomputedRoots(Fisher):
+    """Roots S that are already computed, returned batch by batch in the order of the data."""
 
     separate_sites = True
 
@@ -57,7 +57,7 @@ class InOrder(Fisher):
         return likelihood.part_scales()
 
     def along(self, source: Source) -> Source:
-        """The source, whose every pass begins with the first root."""
+        """The source, with the position reset to the first root at the start of every pass."""
 
         def passes() -> Iterable[tuple[ModelInput, Tensor]]:
             self.at = 0

@@ -1,8 +1,8 @@
 """E[log p(y | h)], E[r] and E[Λ] of every likelihood term under a Gaussian over its outputs, h ~ N(m, V).
 
-In closed form for a Gaussian likelihood; else as weighted sums over points h = m + R z with R Rᵀ = V: on a line where
-outputs do not meet, on a grid where few of them do, and beyond that on one fixed set of quasi-random points for all
-terms and steps (common random numbers).
+In closed form for a Gaussian likelihood. Otherwise numerical integration with nodes h = m + R z, R Rᵀ = V: in one
+dimension for outputs that do not interact, on a grid for few outputs, and with one fixed set of quasi-random nodes for
+many. The same nodes serve all terms and steps (common random numbers), so the objective is deterministic.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from lapwing.likelihoods import Categorical, Gaussian, Likelihood
 from lapwing.likelihoods.output_curvature import Independent
 from lapwing.predictive.links import covariance_root, sobol_normal
 
-_MOST_NODES = {1: 4096, 2: 100, 3: 28}  # per axis, by the number of axes
-_MOST_ON_A_GRID = 3  # outputs of one term
-_REACH = 8.0  # deviations
-_HALF_DRAWS = 256
-_PIECE_FLOATS = 1 << 22
-_IN_CACHE = 1 << 16
+_MOST_NODES = {1: 4096, 2: 100, 3: 28}  # largest number of nodes per axis, by the number of axes
+_MOST_ON_A_GRID = 3  # largest number of outputs of a term
+_REACH = 8.0  # standard deviations that the grid covers on either side
+_HALF_DRAWS = 256  # quasi-random nodes, before each is paired with its negative
+_PIECE_FLOATS = 1 << 22  # numbers per array while terms are processed in pieces
+_IN_CACHE = 1 << 16  # the same where several elementwise steps follow one another: arrays that stay in the cache
 
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Summed log density, and residual and curvature of every term, all in expectation."""
+    """Expected log density summed over terms, and expected residual (m, c) and Hessian (m, c, c) of each term."""
 
     log_lik: Scalar
     residual: Float[Tensor, "m c"]
@@ -41,7 +41,7 @@ class Moments:
 
 
 class Expectation(ABC):
-    """A rule for the three expectations."""
+    """A rule that computes the three expectations."""
 
     @abstractmethod
     def __call__(
@@ -50,8 +50,8 @@ class Expectation(ABC):
 
 
 @dataclass(frozen=True)
-class Quadratic(Expectation):
-    """log p is quadratic in h, so Λ is constant and r is linear."""
+class QuadraticLogDensity(Expectation):
+    """log p is quadratic in h: Λ is constant and r is linear, so all three are exact."""
 
     def __call__(
         self, likelihood: Likelihood, y: Tensor, mean: Float[Tensor, "m c"], cov: Float[Tensor, "m c c"]
@@ -62,8 +62,8 @@ class Quadratic(Expectation):
 
 
 @dataclass(frozen=True)
-class Line(Expectation):
-    """Outputs that do not meet: each has its own term in the sum, so that points may run along all of them at once."""
+class IndependentOutputs(Expectation):
+    """Outputs that do not interact (diagonal Λ): one-dimensional integrals, for all outputs of a term at once."""
 
     def __call__(
         self, likelihood: Likelihood, y: Tensor, mean: Float[Tensor, "m c"], cov: Float[Tensor, "m c c"]
@@ -80,21 +80,21 @@ class Line(Expectation):
 
 
 @dataclass(frozen=True)
-class Coupled(Expectation):
-    """Outputs that meet in one term, on a grid or on fixed points.
+class CoupledOutputs(Expectation):
+    """Outputs that interact within a term, on a grid or on quasi-random nodes.
 
-    The curvature is −E[r zᵀ] R⁻¹ (Stein's identity: E[Λ] up to the error of the rule). Unlike a sum over Λ it is the
-    gradient, in V, of the sum that approximates E[log p], so steps increase that sum whatever its error is. Λ, which is
-    narrow where V is wide, is never evaluated.
+    The Hessian is estimated as −E[r zᵀ] R⁻¹ (Stein's identity), which equals E[Λ] up to the integration error. Unlike
+    an average of Λ it is the exact gradient, in V, of the sum that approximates E[log p]; so steps increase that sum
+    whatever its error. It also needs no Λ, which is a narrow peak where V is wide.
     """
 
-    points: Points
+    nodes: Nodes
 
     def __call__(
         self, likelihood: Likelihood, y: Tensor, mean: Float[Tensor, "m c"], cov: Float[Tensor, "m c c"]
     ) -> Moments:
         root = covariance_root(cov)
-        z, w = (t.to(mean) for t in self.points(float(root.norm(dim=-2).max())))
+        z, w = (t.to(mean) for t in self.nodes(float(root.norm(dim=-2).max())))
         log_lik, residuals, slopes = mean.new_zeros(()), [], []
         for some in _pieces(mean, len(z) * mean.shape[1]):
             h, targets = mean[some] + torch.einsum("mcd,qd->qmc", root[some], z), _repeated(y[some], len(z))
@@ -107,21 +107,21 @@ class Coupled(Expectation):
 
 
 @dataclass(frozen=True)
-class Classes(Expectation):
-    """`Coupled` for a softmax, where no point has to know its label: E[p], E[p zᵀ] and E[logsumexp h] say it all.
+class SoftmaxOutputs(Expectation):
+    """`CoupledOutputs` for a softmax. Nodes do not depend on labels: E[p], E[p zᵀ] and E[logsumexp h] are sufficient.
 
-    As E[z] = 0, log p(y) is m_y − E[logsumexp h] in expectation, r = e_y − E[p] and −E[r zᵀ] = E[p zᵀ]. A softmax sees
-    the differences of its outputs alone: those from the last one vary, and it stays.
+    As E[z] = 0: E[log p(y)] = m_y − E[logsumexp h], E[r] = e_y − E[p] and −E[r zᵀ] = E[p zᵀ]. A softmax depends on
+    differences of logits only, so the integral is over the differences to the last one.
     """
 
-    points: Points
+    nodes: Nodes
 
     def __call__(
         self, likelihood: Likelihood, y: Tensor, mean: Float[Tensor, "m c"], cov: Float[Tensor, "m c c"]
     ) -> Moments:
         assert isinstance(likelihood, Categorical)
         root = covariance_root(_differences(cov))
-        z, w = (t.to(mean) for t in self.points(float(root.norm(dim=-2).max())))
+        z, w = (t.to(mean) for t in self.nodes(float(root.norm(dim=-2).max())))
         sizes, probs, slopes = [], [], []
         for some in _pieces(mean, len(z) * mean.shape[1], _IN_CACHE):
             size, p = _softmax(mean[some], root[some] @ z.T)
@@ -132,16 +132,18 @@ class Classes(Expectation):
         label = y[:, None] == torch.arange(mean.shape[1], device=y.device)
         log_p = mean.where(label, 0.0).sum(-1) - torch.cat(sizes)
         others = p.where(~label, 0.0)
-        r = torch.where(label, others.sum(-1, keepdim=True), -others)  # 1 − p_y would cancel near p_y = 1
+        r = torch.where(label, others.sum(-1, keepdim=True), -others)  # 1 − p_y would lose digits near p_y = 1
         Lambda = _semidefinite(weight[:, None, None] * torch.cat(slopes) @ torch.linalg.pinv(root))
         log_lik = torch.where(weight > 0, weight * log_p, 0.0).sum()
         return Moments(log_lik, weight[:, None] * r, _of_differences(Lambda))
 
 
 def _softmax(
-    mean: Float[Tensor, "m c"], moved: Float[Tensor, "m d q"]
+    # The many nodes are the last axis, which is the fastest for reductions over outputs.
+    mean: Float[Tensor, "m c"],
+    moved: Float[Tensor, "m d q"],
 ) -> tuple[Float[Tensor, "m q"], Float[Tensor, "m c q"]]:
-    """logsumexp and softmax of h, the mean moved in all outputs but the last. Points are many: their axis is last."""
+    """logsumexp and softmax of h, which is the mean plus `moved` in all outputs but the last."""
     h = mean[:, :, None].expand(-1, -1, moved.shape[-1]).clone()
     h[:, :-1] += moved
     top = h.amax(1)
@@ -150,15 +152,17 @@ def _softmax(
     return top + total.log(), p.div_(total[:, None])
 
 
-class Points(ABC):
-    """Nodes z (q, d) and weights (q,) of the standard normal, for Gaussians of a given largest deviation."""
+class Nodes(ABC):
+    """Nodes z (q, d) and weights (q,) for the standard normal; `spread` is the largest standard deviation of h."""
 
     @abstractmethod
     def __call__(self, spread: float) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True)
-class Grid(Points):
+class GridNodes(Nodes):
+    """A tensor-product trapezoidal rule."""
+
     axes: int
 
     def __call__(self, spread: float) -> tuple[Tensor, Tensor]:
@@ -166,8 +170,8 @@ class Grid(Points):
 
 
 @dataclass(frozen=True, eq=False)
-class Draws(Points):
-    """z and −z, turned so that their mean is zero and their covariance the identity: quadratics are exact."""
+class QuasiRandomNodes(Nodes):
+    """Nodes z and −z, whitened so that their mean is 0 and their covariance I: exact for quadratic functions."""
 
     raw: Float[Tensor, "q d"]
 
@@ -181,28 +185,32 @@ class Draws(Points):
 
 
 def trapezoidal(axes: int, spread: float, *, coarsest: float, finest: float) -> tuple[Tensor, Tensor]:
-    """The trapezoidal rule, which for analytic integrands is exact up to e^(−2πd/spacing).
+    """The trapezoidal rule, whose error for analytic integrands is of order e^(−2πd/spacing).
 
-    d is how far from the real axis the log density is analytic: π for a sigmoid. Gauss–Hermite nodes have a fixed
-    spacing in deviations; here it is at most `finest` outputs, so that wide Gaussians get more nodes, within bounds.
+    d is the distance from the real axis at which the log density has a singularity: π for a sigmoid. Gauss–Hermite
+    nodes have a fixed spacing in standard deviations. Here it is at most `finest` in units of the outputs, so wide
+    Gaussians get more nodes, up to a limit.
     """
     spacing = min(coarsest, finest / max(spread, 1e-300))
     n = min(_MOST_NODES[axes], 1 + ceil(2 * _REACH / spacing))
     nodes = torch.linspace(-_REACH, _REACH, n, dtype=torch.float64)
     z = torch.cartesian_prod(*[nodes] * axes).reshape(-1, axes)
+    # Weights are normalised to sum to one, so that constants are integrated exactly.
     return z, torch.softmax(-0.5 * z.square().sum(-1), 0)
 
 
 def expectation(likelihood: Likelihood, c: int, y: Tensor, *, generator: torch.Generator) -> Expectation:
-    """The cheapest rule that is exact or nearly so."""
+    """The cheapest rule that is exact or nearly exact for the likelihood."""
     if isinstance(likelihood, Gaussian):
-        return Quadratic()
+        return QuadraticLogDensity()
     if _independent(likelihood, c, y):
-        return Line()
+        return IndependentOutputs()
     classes = isinstance(likelihood, Categorical)
     d = c - 1 if classes else c
-    points = Grid(d) if c <= _MOST_ON_A_GRID else Draws(sobol_normal(_HALF_DRAWS, d, generator=generator))
-    return Classes(points) if classes else Coupled(points)
+    nodes = (
+        GridNodes(d) if c <= _MOST_ON_A_GRID else QuasiRandomNodes(sobol_normal(_HALF_DRAWS, d, generator=generator))
+    )
+    return SoftmaxOutputs(nodes) if classes else CoupledOutputs(nodes)
 
 
 def _independent(likelihood: Likelihood, c: int, y: Tensor) -> bool:
@@ -211,7 +219,7 @@ def _independent(likelihood: Likelihood, c: int, y: Tensor) -> bool:
 
 
 def _pieces(mean: Float[Tensor, "m c"], floats: int, most: int = _PIECE_FLOATS) -> Iterator[slice]:
-    """Some terms at a time, so many numbers each."""
+    """Slices of terms such that `floats` numbers per term fit into `most`."""
     step = max(1, most // floats)
     return (slice(start, start + step) for start in range(0, len(mean), step))
 
@@ -221,17 +229,17 @@ def _repeated(y: Tensor, n: int) -> Tensor:
 
 
 def _differences(cov: Float[Tensor, "m c c"]) -> Float[Tensor, "m d d"]:
-    """Of the outputs less the last one."""
+    """Covariance of the differences to the last output."""
     return cov[..., :-1, :-1] - cov[..., :-1, -1:] - cov[..., -1:, :-1] + cov[..., -1:, -1:]
 
 
 def _of_differences(Lambda: Float[Tensor, "m d d"]) -> Float[Tensor, "m c c"]:
-    """The curvature in all outputs: rows and columns sum to zero."""
+    """The Hessian in all outputs from that in differences: rows and columns sum to zero."""
     wide = torch.cat([Lambda, -Lambda.sum(-1, keepdim=True)], -1)
     return torch.cat([wide, -wide.sum(-2, keepdim=True)], -2)
 
 
 def _semidefinite(Lambda: Float[Tensor, "m d d"]) -> Float[Tensor, "m d d"]:
-    """Its symmetric part without negative eigenvalues, which E[Λ] of a concave log density does not have."""
+    """The symmetric part with negative eigenvalues set to zero; E[Λ] of a concave log density has none."""
     values, U = torch.linalg.eigh((Lambda + Lambda.mT) / 2)
     return (U * values.clamp(min=0)[..., None, :]) @ U.mT

@@ -1,9 +1,9 @@
-"""The curvature of classes averaged over what the posterior holds possible, in place of that at its mean.
+"""Curvature of classifiers averaged over the posterior of the outputs, instead of evaluated at its mean.
 
-Λ of a softmax vanishes where the network is sure, even where the posterior is not: at the mean of a wide Gaussian it
-says little of the likelihood's bend over that Gaussian. The best Gaussian of the linear model (in the sense of the
-evidence lower bound) has P = E_q[JᵀΛJ] + P₀, and the natural-gradient step of length one towards it, from
-q = N(θ*, P⁻¹), is
+Λ of a softmax vanishes where the network is confident, even if the posterior there is wide. The curvature at the mean
+then underestimates the average curvature of the likelihood under the posterior. The Gaussian that maximises the
+evidence lower bound of the linear model has P = E_q[JᵀΛJ] + P₀. One natural-gradient step of length one towards it,
+from q = N(θ*, P⁻¹), is
 
     Λ̄_n = E[Λ(h)], h ~ N(f_n, J_n P⁻¹ J_nᵀ),    P ← Σ_n J_nᵀ Λ̄_n J_n + P₀.
 """
@@ -24,13 +24,13 @@ from lapwing.likelihoods import Bernoulli, Categorical
 from lapwing.network.products import Source
 from lapwing.posterior import Posterior
 from lapwing.predictive import SiteGaussian, site_gaussian
-from lapwing.refinement.curvature import InOrder
+from lapwing.refinement.curvature import PrecomputedRoots
 from lapwing.refinement.expectations import Expectation, expectation
 from lapwing.runtime.arguments import seeded
 
 
 def can_average(posterior: Posterior, most_floats: int) -> bool:
-    """For classes, with a curvature that is a sum over data, and where all Λ̄ together fit."""
+    """Whether this applies: classification, a curvature that is a sum over data, and memory for all Λ̄."""
     structure, sites = posterior.structure, posterior.sites
     known = isinstance(posterior.fisher, Exact) or sketched(posterior)
     sums = structure.sums_rows and known
@@ -39,15 +39,21 @@ def can_average(posterior: Posterior, most_floats: int) -> bool:
 
 
 def sketched(posterior: Posterior) -> bool:
-    """Whether the curvature is a sketch of the exact one; its average is summed exactly, at all columns."""
+    """Whether the curvature is a random sketch of the exact one.
+
+    Its average is then computed exactly, with all columns.
+    """
     return isinstance(posterior.fisher, Sampled) and isinstance(posterior.fisher.drawing, Signs)
 
 
 def averaged(posterior: Posterior, source: Source) -> Posterior:
-    """The same posterior, its curvature in the same structure and in expectation: two passes, one with covariances."""
+    """The same posterior and structure with averaged curvature.
+
+    Two passes, one of which computes output covariances.
+    """
     none = torch.zeros(0, posterior.sites.t, posterior.sites.c, posterior.sites.c, dtype=torch.float64)
-    none = none.to(posterior.linearised.network.device)  # all there is on a rank without data
-    roots = InOrder(torch.cat([none, *_roots(posterior, source)]))
+    none = none.to(posterior.linearised.network.device)  # a rank without data has only this
+    roots = PrecomputedRoots(torch.cat([none, *_roots(posterior, source)]))
     fresh = curvature.estimate(
         posterior.linearised,
         posterior.likelihood,
@@ -61,7 +67,7 @@ def averaged(posterior: Posterior, source: Source) -> Posterior:
 
 
 def _roots(posterior: Posterior, source: Source) -> Iterator[Float[Tensor, "n t c k"]]:
-    """S of every likelihood term, S Sᵀ = Λ̄."""
+    """S (n, t, c, k) of every likelihood term with S Sᵀ = Λ̄."""
     rule = None
     for number, (x, y) in enumerate(source()):
         with located(f"batch {number}"):

@@ -1,6 +1,7 @@
-"""The linear model with everything in memory: h(θ) = f + J (θ − θ̃) at every likelihood term, and the prior.
+"""The linear model in memory: h(θ) = f + J (θ − θ̃) for every likelihood term, and the prior.
 
-A term is one site of one datum; its outputs and targets stand in one row, so that all terms look alike.
+A likelihood term is one site of one datum; its outputs and targets form one row, so data with sites need no special
+case.
 """
 
 from __future__ import annotations
@@ -21,21 +22,23 @@ from lapwing.posterior import Posterior
 from lapwing.priors import GaussianPrior
 from lapwing.runtime import distributed
 
-_PIECE_FLOATS = 1 << 23  # of rows that are contracted at a time
-IN_CACHE = 1 << 17  # the same, for work on each entry: what was just written is read again
+_PIECE_FLOATS = 1 << 23  # numbers in the rows that are contracted at a time
+IN_CACHE = 1 << 17  # the same for elementwise work: rows that stay in the cache
 
 
 @dataclass(frozen=True, eq=False)
 class LinearModel:
+    """Outputs, Jacobian and targets of m likelihood terms with c outputs each."""
+
     f: Float[Tensor, "m c"]
     J: Float[Tensor, "m c p"]
     y: Tensor
-    n: int  # data
-    theta: Float[Tensor, " p"]  # θ̃, where f and J were taken
+    n: int  # number of data
+    theta: Float[Tensor, " p"]  # θ̃, where f and J were evaluated
     likelihood: Likelihood
     likelihood_scale: float  # κ
     prior: GaussianPrior
-    own: slice  # the data of this process
+    own: slice  # the data of this rank
 
     @property
     def p(self) -> int:
@@ -49,16 +52,16 @@ class LinearModel:
     def rows(self) -> Float[Tensor, "mc p"]:
         return self.J.reshape(-1, self.p)
 
-    # --- outputs and what the likelihood says of them, κ included -----------------------------------
+    # --- outputs and likelihood, κ included ----------------------------------------------------------
 
     def outputs(self, theta: Float[Tensor, " p"]) -> Float[Tensor, "m c"]:
-        return self.f + self.pushed(theta - self.theta)
+        return self.f + self.jvp(theta - self.theta)
 
-    def pushed(self, v: Float[Tensor, " p"]) -> Float[Tensor, "m c"]:
+    def jvp(self, v: Float[Tensor, " p"]) -> Float[Tensor, "m c"]:
         """J v."""
         return (self.rows @ v).reshape(self.f.shape)
 
-    def pulled(self, u: Float[Tensor, "m c"]) -> Float[Tensor, " p"]:
+    def vjp(self, u: Float[Tensor, "m c"]) -> Float[Tensor, " p"]:
         """Jᵀ u."""
         return u.reshape(-1) @ self.rows
 
@@ -75,49 +78,49 @@ class LinearModel:
         return self.likelihood_scale**0.5 * self.likelihood.hessian_root(h, self.y)
 
     def statistics(self, h: Float[Tensor, "m c"]) -> FitStatistics:
-        """Log likelihood and gradient of the linear model where its outputs are h, at unit dispersion."""
-        gradients = [self.pulled(r) for r in self.likelihood.part_residuals(h, self.y)]
+        """Log likelihood and its gradient at outputs h, at unit dispersion."""
+        gradients = [self.vjp(r) for r in self.likelihood.part_residuals(h, self.y)]
         return FitStatistics(self.n, self.likelihood.statistics(h, self.y), torch.stack(gradients))
 
     # --- the prior ----------------------------------------------------------------------------------
 
-    def pull(self, theta: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
+    def prior_gradient(self, theta: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
         """P₀ (θ − m₀)."""
         return self.prior.P0.diagonal * (theta - self.prior.mean)
 
     def scatter(self, theta: Float[Tensor, " p"]) -> Scalar:
         """(θ − m₀)ᵀ P₀ (θ − m₀)."""
-        return (theta - self.prior.mean) @ self.pull(theta)
+        return (theta - self.prior.mean) @ self.prior_gradient(theta)
 
     @cached_property
     def kernel(self) -> Float[Tensor, "mc mc"]:
-        """J P₀⁻¹ Jᵀ: the prior's covariance of the outputs."""
+        """J P₀⁻¹ Jᵀ (mc, mc): the prior covariance of the outputs."""
         half = self.rows * self.prior.P0.diagonal.rsqrt()
         return half @ half.T
 
     # --- rows ---------------------------------------------------------------------------------------
 
     def pieces(self, floats: int = _PIECE_FLOATS) -> Iterator[slice]:
-        """Some terms at a time, of so many numbers."""
+        """Slices of terms whose rows have at most `floats` numbers."""
         m, c = self.f.shape
         step = max(1, floats // (c * self.p))
         return (slice(start, min(start + step, m)) for start in range(0, m, step))
 
-    def turned(self, S: Float[Tensor, "m c k"], some: slice) -> Float[Tensor, "mk p"]:
-        """SᵀJ of some terms."""
+    def root_rows(self, S: Float[Tensor, "m c k"], some: slice) -> Float[Tensor, "mk p"]:
+        """SᵀJ (mk, p) of some terms."""
         return (S[some].mT @ self.J[some]).reshape(-1, self.p)
 
 
 def as_rows(M: Float[Tensor, "n c p"]) -> Jacobian:
-    """A plain array as rows that the operators can contract."""
+    """A plain array as a Jacobian that operators can contract."""
     n, c, p = M.shape
     return Jacobian((DenseBlock(slice(0, p), M),), n, c, p, M.device)
 
 
 def gathered(posterior: Posterior, source: Source) -> LinearModel:
-    """One pass: f, J and y of all data, term by term. Ranks send each other theirs, and all have the same model."""
+    """One pass over the data: f, J and y, term by term. Ranks exchange theirs, so that all hold the same model."""
     sites, p = posterior.sites, posterior.layout.p
-    f, J, y, own = _over_ranks(posterior, source) if distributed.many() else _in_place(posterior, source)
+    f, J, y, own = _over_ranks(posterior, source) if distributed.is_distributed() else _in_place(posterior, source)
     n = len(f)
     return LinearModel(
         f.reshape(n * sites.t, sites.c),
@@ -136,15 +139,17 @@ Rows = tuple[Float[Tensor, "n k"], Float[Tensor, "n k p"], Tensor]  # f, J and y
 
 
 def _in_place(posterior: Posterior, source: Source) -> tuple[Tensor, Tensor, Tensor, slice]:
+    """f (n, k), J (n, k, p) and targets of all data on a single process."""
     linearised, n = posterior.linearised, posterior.n_data
     k, p, device = linearised.k, linearised.layout.p, linearised.network.device
     f = torch.empty(n, k, dtype=torch.float64, device=device)
+    # Filled in place: a list of batches and its concatenation would take twice the memory.
     J = torch.empty(n, k, p, dtype=torch.float64, device=device)
     targets, seen = [], 0
     for outputs, rows, y in _batches(posterior, source):
         some = slice(seen, seen + len(y))
         seen += len(y)
-        if seen <= n:
+        if seen <= n:  # more data are an error, which is raised after they are counted
             f[some], J[some] = outputs, rows
             targets.append(y)
     check_number(seen, n)
@@ -152,6 +157,7 @@ def _in_place(posterior: Posterior, source: Source) -> tuple[Tensor, Tensor, Ten
 
 
 def _over_ranks(posterior: Posterior, source: Source) -> tuple[Tensor, Tensor, Tensor, slice]:
+    """The same, gathered from all ranks; the slice marks the data of this rank."""
     own = list(_batches(posterior, source))
     numbers = distributed.gathered(sum(len(y) for *_, y in own))
     check_number(sum(numbers), posterior.n_data)
@@ -162,7 +168,7 @@ def _over_ranks(posterior: Posterior, source: Source) -> tuple[Tensor, Tensor, T
 
 
 def _batches(posterior: Posterior, source: Source) -> Iterator[Rows]:
-    """f and J in float64, the outputs of one term side by side."""
+    """f and J in float64, with the outputs of a term in adjacent rows."""
     linearised, sites = posterior.linearised, posterior.sites
     order = sites.split(torch.arange(linearised.k, device=linearised.network.device)[None])[0].flatten()
     for number, (x, y) in enumerate(source()):
@@ -171,7 +177,7 @@ def _batches(posterior: Posterior, source: Source) -> Iterator[Rows]:
 
 
 def check_number(seen: int, n: int) -> None:
-    """A refined posterior is of the data it was fitted on."""
+    """Raise if the data are not as many as the posterior was fitted on."""
     if seen != n:
         raise InputError(
             f"refine got {seen} data, but the posterior was fitted on {n}. Pass the training data: all of them, once."

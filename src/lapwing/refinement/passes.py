@@ -1,4 +1,4 @@
-"""The training data of a refinement, with a count of how often they were gone through."""
+"""The training data of a refinement, with a count of the passes over them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from lapwing.data import ModelInput
 from lapwing.network.products import Source
 
 
-class Passes:
-    """A source of (x, encoded y) that counts its whole passes."""
+class CountedPasses:
+    """A source of (x, encoded y) that counts complete passes."""
 
     def __init__(self, source: Source) -> None:
         self.source, self.n = source, 0

@@ -20,13 +20,13 @@ from lapwing.refinement.covariances import Covariance, Factor
 from lapwing.refinement.expectations import Expectation, Moments
 from lapwing.refinement.model import LinearModel
 
-_SHORTEST = 1e-6
-_ROUNDING = 1e-9  # of the bound, relative
+_SHORTEST = 1e-6  # step length below which the search ends
+_ROUNDING = 1e-9  # relative rounding error of the bound
 
 
 @dataclass(frozen=True, eq=False)
-class Belief:
-    """A Gaussian over the weights, and what it expects of the data, κ included."""
+class GaussianIterate:
+    """A Gaussian q over the weights, and expectations of the likelihood under it, κ included."""
 
     theta: Float[Tensor, " p"]  # μ
     curvature: Float[Tensor, "m c c"]  # Λ̃
@@ -37,88 +37,93 @@ class Belief:
 
 
 @dataclass(frozen=True, eq=False)
-class Family:
-    """Everything that is given: the linear model, the entries of P that are kept, the rule for expectations."""
+class VariationalProblem:
+    """What is fixed during the optimisation: the linear model, the form of the covariance, the integration rule."""
 
     model: LinearModel
     covariance: Covariance
     expect: Expectation
 
-    def belief(self, theta: Float[Tensor, " p"], curvature: Float[Tensor, "m c c"]) -> Belief:
-        return self._believed(theta, curvature, self.covariance.factor(self.model, curvature))
+    def iterate(self, theta: Float[Tensor, " p"], curvature: Float[Tensor, "m c c"]) -> GaussianIterate:
+        return self._iterate(theta, curvature, self.covariance.factor(self.model, curvature))
 
-    def _believed(self, theta: Float[Tensor, " p"], curvature: Float[Tensor, "m c c"], factor: Factor) -> Belief:
+    def _iterate(
+        self, theta: Float[Tensor, " p"], curvature: Float[Tensor, "m c c"], factor: Factor
+    ) -> GaussianIterate:
+        """The Gaussian with mean θ and precision `factor`, with its expectations and ELBO."""
         model, V = self.model, factor.term_covariances()
         found = self.expect(model.likelihood, model.y, model.outputs(theta), V)
         moments = found.scaled(model.likelihood_scale)
         # tr(P₀ P⁻¹) − P = −tr(P⁻¹ JᵀΛ̃J), so that KL = ½ (|μ − m₀|² + log det P P₀⁻¹ − Σ tr Λ̃ V)
         kl = 0.5 * (model.scatter(theta) + factor.log_det_ratio() - (curvature * V).sum())
-        return Belief(theta, curvature, factor, V, moments, Elbo(float(moments.log_lik), float(kl)))
+        return GaussianIterate(theta, curvature, factor, V, moments, Elbo(float(moments.log_lik), float(kl)))
 
-    def gradient(self, belief: Belief) -> Float[Tensor, " p"]:
+    def gradient(self, iterate: GaussianIterate) -> Float[Tensor, " p"]:
         """∂ELBO/∂μ = E[Jᵀ κr] − P₀ (μ − m₀)."""
-        return self.model.pulled(belief.moments.residual) - self.model.pull(belief.theta)
+        return self.model.vjp(iterate.moments.residual) - self.model.prior_gradient(iterate.theta)
 
-    def moved(self, belief: Belief, g: Float[Tensor, " p"], rho: float) -> Belief:
-        """One natural-gradient step: the precision first, then the mean with it."""
-        curvature = torch.lerp(belief.curvature, belief.moments.hessian, rho)
+    def moved(self, iterate: GaussianIterate, g: Float[Tensor, " p"], rho: float) -> GaussianIterate:
+        """One natural-gradient step: first the precision, then the mean with the new precision."""
+        curvature = torch.lerp(iterate.curvature, iterate.moments.hessian, rho)
         factor = self.covariance.factor(self.model, curvature)
         step = self.covariance.step(self.model, curvature, factor, g)
-        return self._believed(belief.theta + rho * step, curvature, factor)
+        return self._iterate(iterate.theta + rho * step, curvature, factor)
 
 
 @dataclass(frozen=True)
 class Ascent:
-    """How long to ascend. Steps are halved when the bound falls, and lengthened again up to `longest`."""
+    """Step lengths and stopping rule. Steps are halved when the bound decreases, and grow again up to `longest`."""
 
     longest: float = 1.0
     most_steps: int = 500
-    gradient: float = 1e-8  # largest entry, absolute
-    curvature: float = 1e-8  # largest change of Λ̃, relative
+    gradient: float = 1e-8  # tolerance of its largest entry, absolute
+    curvature: float = 1e-8  # tolerance of the largest change of Λ̃, relative
 
     def at_most(self, n: int) -> Ascent:
         return replace(self, most_steps=n)
 
 
 @dataclass(frozen=True, eq=False)
-class Ascended:
-    """Where the steps ended."""
+class AscentResult:
+    """The last iterate, and the record of the optimisation."""
 
-    belief: Belief
-    path: tuple[float, ...]  # ELBO, from the start on
+    iterate: GaussianIterate
+    path: tuple[float, ...]  # ELBO after every step
     gradient: float
     converged: bool
     n_steps: int
 
 
-def ascend(family: Family, start: Belief, ascent: Ascent) -> Ascended:
-    """Natural-gradient steps until mean and precision stand still.
+def ascend(problem: VariationalProblem, start: GaussianIterate, ascent: Ascent) -> AscentResult:
+    """Natural-gradient steps until mean and precision have converged.
 
-    A step has to raise the bound; where rounding decides whether it does, to come closer to rest.
+    A step must increase the bound. If the change is within rounding error, it must decrease the distance to a
+    stationary point instead.
     """
     at, rho, path = start, ascent.longest, [start.bound.total]
     while True:
-        g = family.gradient(at)
+        g = problem.gradient(at)
         largest, change = float(g.abs().max()), _change(at)
         converged = largest <= ascent.gradient and change <= ascent.curvature
         if converged or len(path) > ascent.most_steps or rho < _SHORTEST:
-            return Ascended(at, tuple(path), largest, converged, len(path) - 1)
-        new = family.moved(at, g, rho)
+            return AscentResult(at, tuple(path), largest, converged, len(path) - 1)
+        new = problem.moved(at, g, rho)
         gain = new.bound.total - at.bound.total
+        # A decrease within rounding error of the bound is neither a gain nor a loss.
         unsure = -_ROUNDING * (1 + abs(at.bound.total)) <= gain < 0
-        if _distance(new, family.gradient(new)) < _distance(at, g) if unsure else gain >= 0:
+        if _distance(new, problem.gradient(new)) < _distance(at, g) if unsure else gain >= 0:
             at, rho = new, min(ascent.longest, 1.5 * rho)
             path.append(new.bound.total)
         else:
             rho /= 2
 
 
-def _change(belief: Belief) -> float:
-    """Of Λ̃, still to come; relative."""
-    return float((belief.moments.hessian - belief.curvature).abs().max() / belief.curvature.abs().max())
+def _change(iterate: GaussianIterate) -> float:
+    """Largest entry of the next change of Λ̃, relative to Λ̃."""
+    return float((iterate.moments.hessian - iterate.curvature).abs().max() / iterate.curvature.abs().max())
 
 
-def _distance(belief: Belief, g: Float[Tensor, " p"]) -> float:
-    """How far from rest, in the metric of q: gᵀ P⁻¹ g + ½ Σ tr (V (E[κΛ] − Λ̃))²."""
-    still = belief.cov @ (belief.moments.hessian - belief.curvature)
-    return float(g @ belief.factor.solve(g)) + 0.5 * float((still * still.mT).sum())
+def _distance(iterate: GaussianIterate, g: Float[Tensor, " p"]) -> float:
+    """Squared distance from a stationary point in the metric of q: gᵀ P⁻¹ g + ½ Σ tr (V (E[κΛ] − Λ̃))²."""
+    still = iterate.cov @ (iterate.moments.hessian - iterate.curvature)
+    return float(g @ iterate.factor.solve(g)) + 0.5 * float((still * still.mT).sum())

@@ -1,4 +1,4 @@
-"""Variational refinement of a posterior: from the linear model's mode to the best Gaussian, full or diagonal."""
+"""Variational refinement: from the linear model's mode to the Gaussian of largest ELBO, full or diagonal."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from lapwing.operators import Curvature
 from lapwing.planning import in_words
 from lapwing.posterior import Posterior, Readout
 from lapwing.refinement.covariances import Covariance, root_of
-from lapwing.refinement.curvature import InOrder
+from lapwing.refinement.curvature import PrecomputedRoots
 from lapwing.refinement.expectations import expectation
-from lapwing.refinement.laplace import found_in_memory
+from lapwing.refinement.laplace import mode_in_memory
 from lapwing.refinement.model import LinearModel, gathered
-from lapwing.refinement.passes import Passes
+from lapwing.refinement.passes import CountedPasses
 from lapwing.refinement.sampled import SampledSteps, take_steps
-from lapwing.refinement.variational import Ascended, Ascent, Family, ascend
+from lapwing.refinement.variational import Ascent, AscentResult, VariationalProblem, ascend
 from lapwing.runtime import distributed
 
 
 @dataclass(frozen=True)
 class Variational:
-    """A word of the front door, the covariance it stands for, and how the bound is ascended."""
+    """A value of lw.refine(by=...): its covariance, and how the bound is maximised."""
 
     word: str
     covariance: Covariance
     steps: Ascent | SampledSteps
 
     def at_most(self, n: int) -> Variational:
-        """The same, stopped after n steps where it has not converged before."""
+        """The same with at most n steps."""
         return replace(self, steps=self.steps.at_most(n))
 
 
 def refine_variational(
-    posterior: Posterior, source: Passes, most_floats: int, way: Variational, *, generator: torch.Generator
+    posterior: Posterior, source: CountedPasses, most_floats: int, way: Variational, *, generator: torch.Generator
 ) -> Posterior:
-    """N(μ, P⁻¹) that maximises the ELBO of the linear model; the ELBO is in `refinement.bound`.
+    """N(μ, P⁻¹) that maximises the ELBO of the linear model; its ELBO is in `refinement.bound`.
 
-    Starts at the linear model's mode (the published steps at the trained weights), so that the bound it ends at is
-    never below that of the Laplace approximation.
+    Starts at the linear model's mode, so that the final bound is never below that of the Laplace approximation. The
+    published steps start at the trained weights.
     """
     _check(posterior, most_floats, way)
     model = gathered(posterior, source)
     way.covariance.check(model)
     found = None
-    if distributed.rank() == 0:  # all data are here, and one rank is enough
+    if distributed.rank() == 0:  # every rank has all data, so one does the work
         with distributed.alone():
             found = _found(model, posterior, way, generator)
     end = distributed.broadcast(found, 0)
@@ -71,7 +71,7 @@ def refine_variational(
 
 @dataclass(frozen=True, eq=False)
 class _Found:
-    """The Gaussian, the linear model's mode where it was looked for, and how it went."""
+    """The Gaussian, the linear model's mode (if it was computed), and the record."""
 
     theta: Float[Tensor, " p"]
     curvature: Float[Tensor, "m c c"]
@@ -81,7 +81,7 @@ class _Found:
 
 def _found(model: LinearModel, posterior: Posterior, way: Variational, generator: torch.Generator) -> _Found:
     rule = expectation(model.likelihood, model.f.shape[1], model.y, generator=generator)
-    expansion, end = _climbed(Family(model, way.covariance, rule), posterior, way.steps, generator)
+    expansion, end = _optimised(VariationalProblem(model, way.covariance, rule), posterior, way.steps, generator)
     report = Refinement(
         way.word,
         end.path,
@@ -90,27 +90,27 @@ def _found(model: LinearModel, posterior: Posterior, way: Variational, generator
         end.converged,
         end.n_steps,
         0,
-        end.belief.bound,
+        end.iterate.bound,
     )
-    return _Found(end.belief.theta, end.belief.curvature, expansion, report)
+    return _Found(end.iterate.theta, end.iterate.curvature, expansion, report)
 
 
-def _climbed(
-    family: Family, posterior: Posterior, steps: Ascent | SampledSteps, generator: torch.Generator
-) -> tuple[Expansion | None, Ascended]:
-    """The linear model's mode, where it was looked for, and the Gaussian that was found."""
-    model = family.model
+def _optimised(
+    problem: VariationalProblem, posterior: Posterior, steps: Ascent | SampledSteps, generator: torch.Generator
+) -> tuple[Expansion | None, AscentResult]:
+    """The linear model's mode (if it was computed), and the result of the optimisation."""
+    model = problem.model
     if isinstance(steps, SampledSteps):
-        start = family.belief(model.theta, model.hessian(model.f))
-        return None, take_steps(family, start, steps, generator=generator)
-    mode = found_in_memory(model, posterior)
-    start = family.belief(mode.theta, model.hessian(model.outputs(mode.theta)))
-    return mode.expansion, ascend(family, start, steps)
+        start = problem.iterate(model.theta, model.hessian(model.f))
+        return None, take_steps(problem, start, steps, generator=generator)
+    mode = mode_in_memory(model, posterior)
+    start = problem.iterate(mode.theta, model.hessian(model.outputs(mode.theta)))
+    return mode.expansion, ascend(problem, start, steps)
 
 
 def _largest_gradient(model: LinearModel) -> float:
-    """Of the log joint density at the trained weights."""
-    return float((model.pulled(model.residual(model.f)) - model.pull(model.theta)).abs().max())
+    """Largest entry of the gradient of the log joint density at the trained weights."""
+    return float((model.vjp(model.residual(model.f)) - model.prior_gradient(model.theta)).abs().max())
 
 
 def _check(posterior: Posterior, most_floats: int, way: Variational) -> None:
@@ -131,13 +131,17 @@ def _check(posterior: Posterior, most_floats: int, way: Variational) -> None:
 
 
 def _parts(
-    posterior: Posterior, source: Passes, model: LinearModel, Lambda: Float[Tensor, "m c c"], covariance: Covariance
+    posterior: Posterior,
+    source: CountedPasses,
+    model: LinearModel,
+    Lambda: Float[Tensor, "m c c"],
+    covariance: Covariance,
 ) -> tuple[Curvature, ...]:
-    """E_q[JᵀΛJ] at unit dispersion, from the network's own factors: one more pass."""
+    """E_q[JᵀΛJ] at unit dispersion, by one more pass, with the Jacobian factors of the network."""
     fisher: Fisher = Exact()
     if not isinstance(posterior.likelihood, Gaussian):
         S = root_of(model, Lambda / model.likelihood_scale)
-        fisher = InOrder(S.reshape(model.n, -1, *S.shape[1:])[model.own])
+        fisher = PrecomputedRoots(S.reshape(model.n, -1, *S.shape[1:])[model.own])
     return curvature.estimate(
         posterior.linearised,
         posterior.likelihood,

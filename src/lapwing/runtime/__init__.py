@@ -1,1 +1,1 @@
-"""What surrounds a computation: copies of the user's model, random state, progress bar, processes."""
+"""Execution environment: copies of the user's model, random state, progress bar, distributed processes."""

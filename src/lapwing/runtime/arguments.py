@@ -1,4 +1,4 @@
-"""Checks of arguments that many calls share: a generator, a number of draws, one of several words, a positive scale."""
+"""Argument validation shared by many functions: generators, counts, options and positive scales."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ T = TypeVar("T")
 
 
 def seeded(generator: torch.Generator | None) -> torch.Generator:
-    """The user's generator, or one that gives the same draws on every call; never the global one."""
+    """The given generator, or a new one with seed 0, so that repeated calls draw the same numbers.
+
+    torch's global generator is never used: a call must not change the user's random state.
+    """
     if generator is None:
         return torch.Generator().manual_seed(0)
     if not isinstance(generator, torch.Generator):
@@ -28,7 +31,8 @@ def seeded(generator: torch.Generator | None) -> torch.Generator:
 
 
 def counted(argument: str, n: Any, what: str = "draw") -> int:
-    """A number of draws, or of something else: whole, one at least."""
+    """Validate a positive integer argument; `what` names in the singular what it counts."""
+    # bool is a subclass of int, but n=True is a mistake. numbers.Integral includes NumPy integers.
     if isinstance(n, bool) or not isinstance(n, Integral):
         raise InputTypeError(f"{argument}: expected a whole number of {what}s, got {type(n).__name__} {n!r}.")
     if n < 1:
@@ -37,7 +41,7 @@ def counted(argument: str, n: Any, what: str = "draw") -> int:
 
 
 def choose(argument: str, word: Any, options: Mapping[str, T]) -> T:
-    """The object a word stands for, or an error that lists the words."""
+    """Look up the option named `word`; the error lists all options and suggests the closest one."""
     if isinstance(word, str) and word in options:
         return options[word]
     known = ", ".join(f'"{option}"' for option in options)
@@ -50,7 +54,7 @@ def choose(argument: str, word: Any, options: Mapping[str, T]) -> T:
 
 
 def positive_scale(argument: str, value: Any) -> torch.Tensor:
-    """A positive number or scalar tensor, float64."""
+    """Convert a positive, finite number or scalar tensor to a float64 tensor; gradients flow through it."""
     try:
         scale = torch.as_tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Memory that the allocator keeps for later, given back to the system."""
+"""Return free memory from the C allocator to the operating system."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from functools import cache
 
 
 def give_back() -> None:
-    """Give free pages back, also those between tensors that are kept; without effect where the C library has no way.
+    """Return free pages to the system (`malloc_trim`), including those between live tensors; a no-op without glibc.
 
-    Small results that are kept between large temporary tensors stand in the places that the next large ones would
-    need, so that a long run of both holds as much as all the large ones together. About a millisecond for a gigabyte.
+    Heap fragmentation: small results that stay alive between large temporary tensors prevent their memory from being
+    reused, so a long prediction would hold as much memory as all temporaries together. Takes about 1 ms per GiB.
     """
     _trim()(0)
 
 
 @cache
 def _trim() -> Callable[[int], object]:
-    """`malloc_trim` of the GNU C library."""
+    """`malloc_trim` of the GNU C library, or a no-op."""
     try:
         return ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):

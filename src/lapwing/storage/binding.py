@@ -1,4 +1,4 @@
-"""A posterior belongs to one network: names, shapes, dtypes and values of its tensors, and the modules around them."""
+"""Bind a posterior to its network: names, shapes, dtypes and hashes of its tensors, and the types of its modules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Described = dict[str, Any]  # a JSON object
 
 
 def described(network: Network) -> Described:
-    """What a network is known by."""
+    """The facts that identify a network, as JSON."""
     return {
         "tensors": {name: _tensor(name, tensor) for name, tensor in network.tensors.items()},
         "buffers": sorted(network.buffers),
@@ -44,15 +44,17 @@ def _tensor(name: str, tensor: Tensor) -> Described:
 
 
 def _difference(saved: Any, here: Described) -> str | None:
+    """The first difference between two descriptions of networks, as a clause of an error message."""
     if not isinstance(saved, dict) or saved.keys() != here.keys():
-        return "the file does not say of which"
+        return "the file does not describe its model"
     old, new = saved["tensors"], here["tensors"]
     if not isinstance(old, dict) or not all(isinstance(facts, dict) for facts in old.values()):
-        return "the file does not say of which"
+        return "the file does not describe its model"
     for name in [*old, *new]:
         if name not in new or name not in old:
             where = "the file has" if name in old else "the model has"
             return f"{where} a tensor '{name}', and the {'model' if name in old else 'file'} does not"
+    # Shapes and dtypes first: they explain why hashes differ.
     for fact, words in (("shape", "shape"), ("dtype", "dtype"), ("sha256", "values")):
         for name in old:
             if old[name].get(fact) != new[name][fact]:

@@ -1,7 +1,7 @@
-"""Unfinished work on disk: written between batches, or between turns; taken up by the next run of the same call.
+"""Checkpoints of unfinished work: written between batches or steps, resumed when the same call is made again.
 
 A checkpoint belongs to one model, one set of arguments and one sequence of batches, and is refused for any other. It
-holds the sums as they stand, rows of data among them, and is removed when the work is done.
+stores the sums so far, which may include rows of data, and is deleted when the work is done.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lapwing.curvature import Fisher, Keeper, Structure
+from lapwing.curvature import Fisher, PassCheckpoint, Structure
 from lapwing.data import Batches, ModelInput
 from lapwing.errors import InputError, InputTypeError, StorageError, StructureError, located, warn
 from lapwing.likelihoods import CustomLikelihood, Likelihood
@@ -40,12 +40,13 @@ from lapwing.storage.strict_json import strictly_parsed
 if TYPE_CHECKING:
     from typing import Self  # Python 3.11; annotations are not evaluated
 
-_FIT, _TUNING, _RECONSTRUCTION = "progress.lapwing", "tuning.lapwing", "reconstruction.lapwing"
+_FIT, _TUNING = "progress.lapwing", "tuning.lapwing"
+_TRAINING, _RECONSTRUCTION = "training.lapwing", "reconstruction.lapwing"
 Binding = dict[str, str]
 
 
 def in_order(data: Batches) -> Batches:
-    """The data in the order of every run; a loader that shuffles is read without."""
+    """The data in an order that is the same in every run; a shuffling DataLoader is read without shuffling."""
     fixed = unshuffled(data)
     if fixed is None:
         raise InputError(
@@ -59,7 +60,7 @@ def in_order(data: Batches) -> Batches:
 def binding(
     linearised: Linearised, likelihood: Likelihood, structure: Structure, fisher: Fisher, chunk_floats: int, n: int
 ) -> Binding:
-    """All that decides the sums, by name: what must be the same in the next run."""
+    """Hashes of everything that determines the sums, by name; they must be equal when work is resumed."""
     if not structure.resumable:
         raise StructureError(
             f"checkpoint: the unfinished sums of {structure.described} cannot be written down. Fit without checkpoint, "
@@ -82,9 +83,10 @@ def binding(
 def tuning_binding(
     posterior: Posterior, data: Iterable[tuple[ModelInput, Tensor]], arguments: dict[str, Any]
 ) -> Binding:
-    """The posterior that is tuned, with its curvature, prior and noise, and how it is to be tuned.
+    """Hashes of the posterior with its curvature, prior and noise, of the arguments of lw.tune, and of the data.
 
-    The data as well: the linear model's outputs are written down in their order, and each rank has those of its shard.
+    The linear model's outputs are stored in the order of the data, so that order must be the same. Each rank hashes
+    its own shard.
     """
     encoder = Encoder(progress_table())
     own = isinstance(posterior.likelihood, CustomLikelihood)
@@ -93,15 +95,28 @@ def tuning_binding(
         "the likelihood": "own" if own else encoder.encode(posterior.likelihood, "likelihood"),
         "the prior": encoder.encode(posterior.prior, "prior"),
         "the curvature": encoder.encode(posterior.estimate, "estimate"),
-        "the number of ranks": distributed.world(),
+        "the number of ranks": distributed.world_size(),
         "the data, or their order,": reduce(_digest, data, ""),
         **{f"the argument {name}": value for name, value in arguments.items()},
     }
     return _hashed(facts, encoder)
 
 
+def training_binding(model: nn.Module, arguments: dict[str, Any]) -> Binding:
+    """Hashes of the model's tensor names and shapes (training changes the values), and of the arguments of the
+    training.
+
+    Functions are identified by name only.
+    """
+    tensors = {name: [str(t.dtype), list(t.shape)] for name, t in model.state_dict().items() if isinstance(t, Tensor)}
+    facts = {"the model": tensors, "the number of ranks": distributed.world_size()}
+    return _hashed(
+        {**facts, **{f"the argument {name}": value for name, value in arguments.items()}}, Encoder(progress_table())
+    )
+
+
 def reconstruction_binding(network: nn.Module, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Binding:
-    """The network before its training, what it is trained on, and how."""
+    """Hashes of the network before training, of the tensors it is trained on, and of the options."""
     encoder = Encoder(progress_table())
     facts = {
         "the network": described(Network.lent(network)),
@@ -118,7 +133,7 @@ def _hashed(facts: dict[str, Any], encoder: Encoder) -> Binding:
 
 
 def _named_in(node: Any, tensors: dict[str, str]) -> list[str]:
-    """The hashes of the tensors that a node speaks of."""
+    """The hashes of the tensors that a node refers to."""
     if isinstance(node, dict):
         own = [tensors[node["tensor"]]] if isinstance(node.get("tensor"), str) and node["tensor"] in tensors else []
         return [*own, *(digest for item in node.values() for digest in _named_in(item, tensors))]
@@ -126,16 +141,17 @@ def _named_in(node: Any, tensors: dict[str, str]) -> list[str]:
 
 
 @dataclass(eq=False)
-class Checkpoint(Keeper):
-    """One file in a directory, written anew every so many seconds."""
+class Checkpoint(PassCheckpoint):
+    """A single file in a directory, rewritten every so many seconds."""
 
     path: Path
     every: float
     bound_to: Binding
     device: torch.device
     _written: float = field(default_factory=monotonic, init=False)
-    _seen: str = field(default="", init=False)  # a digest of all batches of the pass so far
-    _expected: tuple[int, str] = field(default=(0, ""), init=False)  # the same after some batches of the earlier run
+    _seen: str = field(default="", init=False)  # hash of all batches of the pass so far
+    # Number of batches and their hash when the earlier run stopped.
+    _expected: tuple[int, str] = field(default=(0, ""), init=False)
 
     @classmethod
     def of_fit(cls, directory: Any, every: Any, bound_to: Binding, device: torch.device) -> Self:
@@ -144,6 +160,10 @@ class Checkpoint(Keeper):
     @classmethod
     def of_tuning(cls, directory: Any, every: Any, bound_to: Binding, device: torch.device) -> Self:
         return cls(_directory(directory) / _TUNING, _seconds(every), bound_to, device)
+
+    @classmethod
+    def of_training(cls, directory: Any, every: Any, bound_to: Binding, device: torch.device) -> Self:
+        return cls(_directory(directory) / _TRAINING, _seconds(every), bound_to, device)
 
     @classmethod
     def of_reconstruction(cls, directory: Any, every: Any, bound_to: Binding, device: torch.device) -> Self:
@@ -155,9 +175,10 @@ class Checkpoint(Keeper):
             self._expected = state.get("done", 0), state["seen"]
         return state
 
-    def see(self, number: int, pair: tuple[ModelInput, Tensor]) -> None:
+    def observe(self, number: int, pair: tuple[ModelInput, Tensor]) -> None:
         self._seen = _digest(self._seen if number else "", pair)
         done, digest = self._expected
+        # All batches of the earlier run have been seen again: now their hashes must agree.
         if number + 1 == done and self._seen != digest:
             raise StorageError(
                 f"{self.path}: the first {done} batches are not those that the unfinished fit has seen. Give the same "
@@ -173,7 +194,7 @@ class Checkpoint(Keeper):
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
-        """Say how to go on after Ctrl-C; remove the file when the work is done."""
+        """Explain after Ctrl-C how to resume; delete the file when the work is done."""
         try:
             yield
         except KeyboardInterrupt:
@@ -182,13 +203,13 @@ class Checkpoint(Keeper):
         self.path.unlink(missing_ok=True)
 
     def write(self, path: Path, state: dict[str, Any]) -> bool:
-        """Whether it was written."""
+        """Write the state; returns whether that succeeded."""
         encoder = Encoder(progress_table())
         node = encoder.encode({**state, "seen": self._seen}, "state")
         content = container.Content(json.dumps({"bound_to": self.bound_to, "state": node}), encoder.tensors)
         try:
             replace_file(path, lambda file: container.write(file, content))
-        except StorageError as error:  # the fit itself can go on, from an older checkpoint if it must
+        except StorageError as error:  # a full disk must not stop the fit itself
             warn(f"checkpoint: {error}")
             return False
         finally:
@@ -206,7 +227,7 @@ class Checkpoint(Keeper):
             content = container.read(file, os.fstat(file.fileno()).st_size)
         document = strictly_parsed(content.document, "the document")
         if not isinstance(document, dict) or document.keys() != {"bound_to", "state"}:
-            raise StorageError("it is no unfinished work.")
+            raise StorageError("it is not a checkpoint.")
         self._check(document["bound_to"])
         decoder = Decoder(progress_table(), content.tensors)
         state = decoder.decode(document["state"], self.device)
@@ -223,6 +244,8 @@ class Checkpoint(Keeper):
 
 
 def _digest(before: str, pair: tuple[ModelInput, Tensor]) -> str:
+    """Hash of all tensors of a batch, chained to the hash of the batches before."""
+    # A running hash over batches, so that data of any size are compared in constant memory.
     total = hashlib.sha256(before.encode())
     x, y = pair
     for name, value in [*x.leaves(), ("y", y)]:
@@ -234,10 +257,10 @@ def _digest(before: str, pair: tuple[ModelInput, Tensor]) -> str:
 
 
 def _directory(directory: Any) -> Path:
-    """Ranks keep their own progress, each in a directory of its own."""
+    """The directory of this rank; each rank stores its own progress."""
     if not isinstance(directory, str | os.PathLike):
         raise InputTypeError(f"checkpoint: expected the path of a directory, got {type(directory).__name__}.")
-    path = Path(directory, f"rank{distributed.rank()}") if distributed.many() else Path(directory)
+    path = Path(directory, f"rank{distributed.rank()}") if distributed.is_distributed() else Path(directory)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

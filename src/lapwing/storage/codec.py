@@ -1,13 +1,13 @@
-"""Values as JSON nodes and named tensors, and back. What is not in a closed table is neither written nor read.
+"""Encode values as JSON nodes and named tensors, and decode them. Only types in a closed table are written or read.
 
 None, true, 3, "word", 0.5     themselves; a float that is not finite is {"float": "inf"}
 tuple                          a list
 slice                          {"slice": [3, 7]}
-tensor                         {"tensor": name}, with "order" when its axes are laid out otherwise in memory
+tensor                         {"tensor": name}, with "order" if its axes have another order in memory
 random generator               {"generator": its state, a tensor}
-frozen value                   {"is": name in the table, "with": {field: node, …}}
+dataclass                      {"is": name in the table, "with": {field: node, …}}
 constant                       {"constant": name in the table}
-named values                   {"named": {name: node, …}}
+dictionary                     {"named": {name: node, …}}
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from lapwing.errors import StorageError, StructureError
 from lapwing.storage.container import can_hold
 from lapwing.storage.hints import conforms
 
-Node = Any  # what JSON can say
+Node = Any  # any JSON value
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One kind of value that may be in a file: a dataclass, whose own annotations say what its fields must be."""
+    """A type that files may hold: a dataclass, whose annotations define what its fields must be."""
 
     kind: type
-    prepared: Callable[[Any], Any] = lambda value: value  # without what is not to be written
-    check: Callable[[Any], None] = lambda value: None  # raises where fields do not go together
+    prepared: Callable[[Any], Any] = lambda value: value  # removes what must not be written
+    check: Callable[[Any], None] = lambda value: None  # raises if fields are inconsistent
     on_host: bool = False  # whether its tensors stay on the CPU
-    form: type | None = None  # the dataclass that `prepared` makes of it, where that is another
-    restored: Callable[[Any, torch.device], Any] = lambda value, device: value  # back from that form
+    form: type | None = None  # type of `prepared`'s result, if it is another
+    restored: Callable[[Any, torch.device], Any] = lambda value, device: value  # inverse of `prepared`
 
 
 @dataclass(frozen=True)
 class Table:
-    """The closed list of what can be written and read, by name."""
+    """The closed list of types and constants that can be written and read, by name."""
 
     entries: Mapping[str, Entry]
     constants: Mapping[str, Any] = field(default_factory=dict)
@@ -54,16 +54,18 @@ class Table:
 
 @dataclass(eq=False)
 class Encoder:
-    """Gathers the tensors of the values it is given; one that several values share is written once."""
+    """Encodes values and collects their tensors; a tensor shared by several values is written once."""
 
     table: Table
     tensors: dict[str, Tensor] = field(default_factory=dict)
     _known: dict[tuple[Any, ...], tuple[Tensor, Node]] = field(default_factory=dict)
 
     def encode(self, value: Any, path: str) -> Node:
+        """The JSON node of a value; tensors go to `tensors` under `path`."""
         if value is None or isinstance(value, bool | int | str):
             return value
         if isinstance(value, float):
+            # x − x is NaN for infinities and NaN, which JSON does not have.
             return value if value - value == 0 else {"float": str(value)}
         if isinstance(value, Tensor):
             return self._tensor(value, path)
@@ -93,6 +95,7 @@ class Encoder:
     def _tensor(self, tensor: Tensor, path: str) -> Node:
         tensor = tensor.detach()
         key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device)
+        # All empty tensors have address 0, so they cannot be distinguished by it.
         if tensor.numel() and key in self._known:
             return self._known[key][1]
         if not can_hold(tensor.dtype):
@@ -103,20 +106,21 @@ class Encoder:
         if not tensor.is_contiguous() and tensor.permute(order).is_contiguous():
             node["order"] = order
             tensor = tensor.permute(order)
-        self.tensors[path] = tensor  # copied, where it must be, when it is written: one at a time
-        self._known[key] = tensor, node  # kept alive, so that its address stays its own
+        self.tensors[path] = tensor  # not copied here; if necessary, one at a time when written
+        self._known[key] = tensor, node  # kept alive, so that its address is not reused
         return node
 
 
 @dataclass(eq=False)
 class Decoder:
-    """Reads nodes against the same table; every value is checked against its field's annotation."""
+    """Decodes nodes with the same table, and checks every value against the annotation of its field."""
 
     table: Table
     tensors: Mapping[str, Tensor]
     used: set[str] = field(default_factory=set)
 
     def decode(self, node: Node, device: torch.device) -> Any:
+        """The value of a JSON node, with tensors on `device`."""
         if node is None or isinstance(node, bool | int | str | float):
             return node
         if isinstance(node, list):
@@ -131,15 +135,16 @@ class Decoder:
             frozenset({"named"}): self._named,
             frozenset({"is", "with"}): self._object,
         }
+        # The exact set of keys decides: unknown keys are an error, not ignored.
         kind = kinds.get(frozenset(node))
         if kind is None:
-            raise StorageError(f"a node with the keys {sorted(node)!s:.80} means nothing.")
+            raise StorageError(f"unknown kind of node, with the keys {sorted(node)!s:.80}.")
         return kind(node, device)
 
     def check_all_used(self) -> None:
         unused = sorted(set(self.tensors) - self.used)
         if unused:
-            raise StorageError(f"tensor '{unused[0]:.80}' belongs to nothing.")
+            raise StorageError(f"no value refers to tensor '{unused[0]:.80}'.")
 
     def _float(self, node: Node, device: torch.device) -> float:
         if node["float"] not in ("inf", "-inf", "nan"):
@@ -178,15 +183,16 @@ class Decoder:
         return {name: self.decode(item, device) for name, item in node["named"].items()}
 
     def _object(self, node: Node, device: torch.device) -> Any:
+        """Build a dataclass after checking the names and types of all fields."""
         name = self._known(node["is"], self.table.entries)
         entry, given = self.table.entries[name], node["with"]
         kind = entry.form or entry.kind
         stated = {f.name: f for f in _stated(kind)}
         if not isinstance(given, dict) or not given.keys() <= stated.keys():
-            raise StorageError(f"'{name}' is described by what it does not have: {sorted(given)!s:.80}.")
+            raise StorageError(f"'{name}' has unknown fields: {sorted(given)!s:.80}.")
         missing = [f for f in stated.values() if f.name not in given and f.default is MISSING]
         if missing:
-            raise StorageError(f"'{name}' is described without its {missing[0].name}.")
+            raise StorageError(f"'{name}' lacks its field {missing[0].name}.")
         device = torch.device("cpu") if entry.on_host else device
         values = {field_: self.decode(item, device) for field_, item in given.items()}
         hints = get_type_hints(kind)

@@ -1,12 +1,12 @@
-"""The file itself: named tensors in the safetensors layout, one string of ours beside them, and a hash of every byte.
+"""The file format: named tensors in the safetensors layout, a JSON document in its metadata, and hashes of all bytes.
 
     8 bytes   length of the header, little endian
     header    JSON: name → dtype, shape, data_offsets; "__metadata__": format, schema, document, sha256 of each tensor,
               and of the header itself (computed with zeros in its place)
-    data      the tensors, one behind the other, in the header's order
+    data      the tensors, contiguous, in the order of the header
 
-Other readers of safetensors can open it. This one trusts nothing: every number is checked against the size of the file
-before memory is taken for it.
+Other safetensors readers can open it. This reader validates every number against the size of the file before it
+allocates memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lapwing.errors import StorageError
 from lapwing.storage.strict_json import strictly_parsed
 
 FORMAT, SCHEMA = "lapwing", 1
-_NO_DIGEST = "0" * 64
+_NO_DIGEST = "0" * 64  # stands in the header while its own hash is computed
 _METADATA = {"format", "schema", "document", "tensor_sha256", "header_sha256"}
 _DTYPES = {
     "F64": torch.float64,
@@ -43,14 +43,14 @@ _MOST_AXES = 16
 
 @dataclass(frozen=True)
 class Content:
-    """What a file holds: a JSON document, and the tensors it speaks of."""
+    """The content of a file: a JSON document, and the tensors that it refers to."""
 
     document: str
     tensors: Mapping[str, Tensor]
 
 
 def write(file: IO[bytes], content: Content) -> None:
-    """One tensor at a time: what is not contiguous or not on the CPU is copied, and the copy freed again."""
+    """Write one tensor at a time; a copy (of a non-contiguous or GPU tensor) is freed before the next."""
     header = _header(content)
     file.write(len(header).to_bytes(8, "little"))
     file.write(header)
@@ -59,7 +59,7 @@ def write(file: IO[bytes], content: Content) -> None:
 
 
 def read(file: IO[bytes], size: int) -> Content:
-    """The content of a file of so many bytes; anything out of order is refused."""
+    """Read and validate the content of a file of `size` bytes."""
     header, start = _read_header(file, size)
     metadata = header.pop("__metadata__", None)
     _check_metadata(metadata)
@@ -69,21 +69,22 @@ def read(file: IO[bytes], size: int) -> Content:
         raise StorageError("the list of hashes does not name the tensors of the file.")
     tensors = {}
     for name, dtype, shape, n_bytes in places:
+        # n_bytes was checked against the size of the file, so a forged header cannot exhaust memory.
         content = bytearray(n_bytes)
         if file.readinto(content) != n_bytes:  # type: ignore[attr-defined]
             raise StorageError(f"the file ends inside tensor '{name}'.")
         if hashlib.sha256(content).hexdigest() != digests[name]:
-            raise StorageError(f"tensor '{name}' has changed since it was written: its SHA-256 is another.")
+            raise StorageError(f"tensor '{name}' has changed since it was written: its SHA-256 does not match.")
         tensors[name] = _tensor(content, dtype, shape)
     return Content(metadata["document"], tensors)
 
 
 def raw(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor; without a copy if it is contiguous and on the CPU."""
+    """The bytes of a tensor, without a copy if it is contiguous and on the CPU."""
     flat = tensor.cpu().reshape(-1)
     if not len(flat):
         return memoryview(b"")
-    # one number may have any stride
+    # A tensor of one number is contiguous with any stride, which view() does not accept.
     flat = flat if flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)
     return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
 
@@ -93,6 +94,7 @@ def can_hold(dtype: torch.dtype) -> bool:
 
 
 def _header(content: Content) -> bytes:
+    """The header with offsets, document and hashes, padded to a multiple of 8 bytes."""
     entries: dict[str, Any] = {}
     end = 0
     for name, tensor in content.tensors.items():
@@ -108,15 +110,17 @@ def _header(content: Content) -> bytes:
         "header_sha256": _NO_DIGEST,
     }
     text = json.dumps({"__metadata__": metadata, **entries}).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # safetensors: data start at a multiple of 8 bytes
     mark = b'"header_sha256": "'
+    # The hash of the header was computed with zeros in its place; fill it in.
     return text.replace(mark + _NO_DIGEST.encode(), mark + hashlib.sha256(text).hexdigest().encode(), 1)
 
 
 def _read_header(file: IO[bytes], size: int) -> tuple[dict[str, Any], int]:
+    """The parsed header and the offset of the data; version first, then the header's own hash."""
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or not 2 <= length <= size - 8:
-        raise StorageError(f"its {size} bytes are not a header and what the header announces.")
+        raise StorageError(f"its {size} bytes do not contain a complete header.")
     text = file.read(length)
     header = strictly_parsed(text, "the header")
     if not isinstance(header, dict):
@@ -125,12 +129,12 @@ def _read_header(file: IO[bytes], size: int) -> tuple[dict[str, Any], int]:
     digest = str(header["__metadata__"].get("header_sha256")).encode()
     blank = text.replace(b'"' + digest + b'"', b'"' + _NO_DIGEST.encode() + b'"')
     if len(digest) != len(_NO_DIGEST) or hashlib.sha256(blank).hexdigest().encode() != digest:
-        raise StorageError("the header has changed since it was written: its SHA-256 is another.")
+        raise StorageError("the header has changed since it was written: its SHA-256 does not match.")
     return header, 8 + length
 
 
 def _check_version(metadata: Any) -> None:
-    """Before the hash: another version may have another way of hashing."""
+    """Checked before the hash, since another version may compute hashes differently."""
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
         raise StorageError("it is not a file that lw.save wrote.")
     if metadata.get("schema") != str(SCHEMA):
@@ -146,7 +150,7 @@ def _check_metadata(metadata: dict[str, Any]) -> None:
 
 
 def _places(header: dict[str, Any], room: int) -> Iterator[tuple[str, torch.dtype, tuple[int, ...], int]]:
-    """(name, dtype, shape, bytes) in the order of the data, which they fill without a gap."""
+    """(name, dtype, shape, bytes) of each tensor; together they must fill the data without gaps or overlaps."""
     end = 0
     for name, entry in header.items():
         if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:

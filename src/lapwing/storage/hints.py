@@ -1,4 +1,4 @@
-"""Whether a value is what an annotation says: the fields of a frozen value describe their own file format."""
+"""Check a value against a type annotation: the fields of dataclasses define their own file format."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 
 def conforms(value: Any, hint: Any) -> bool:
-    """Shapes as in `Float[Tensor, "p p"]`, unions, tuples, literals, classes; 1 is no float's equal but will do."""
+    """Supports jaxtyping shapes, unions, tuples, literals and classes.
+
+    An int is accepted for a float, a bool is not.
+    """
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
         return True
@@ -28,6 +31,7 @@ def conforms(value: Any, hint: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
+    # jaxtyping annotations check dtype and shape in isinstance.
     return isinstance(value, hint)
 
 

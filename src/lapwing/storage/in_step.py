@@ -1,7 +1,7 @@
-"""Unfinished work of several ranks that go from turn to turn together, each with the outputs of its own data.
+"""Checkpoints of several ranks that must resume from the same step.
 
-A turn is written by all ranks or by none, under another name first; that of the last turn is given up when everyone has
-the new one. Whenever the ranks end, all of them have one turn in common, and go on from there.
+Every rank writes a step under a temporary name first; it replaces the last one only after all ranks have written. If
+the ranks stop at any time, they have at least one step in common, and resume from the latest such step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lapwing.storage.checkpoint import Checkpoint
 
 @dataclass(eq=False)
 class InStep(Checkpoint):
-    """Two files in a directory of every rank: the last turn that all have, and the next while it is being written."""
+    """Two files in a directory of every rank: the last step that all ranks have, and the next one."""
 
     _turn: int = field(default=0, init=False)
 
@@ -35,12 +35,12 @@ class InStep(Checkpoint):
         return turns.get(self._turn)
 
     def offer(self, state: Callable[[], dict[str, Any]]) -> None:
-        if distributed.broadcast(self.due(), 0):
+        if distributed.broadcast(self.due(), 0):  # clocks differ: rank 0 decides, so that all write the same step
             written = self.write(self._next, {**state(), "turn": self._turn + 1})
             if all(distributed.gathered(written)):
-                self._give_up_the_last()
+                self._promote_next()
 
-    def _give_up_the_last(self) -> None:
+    def _promote_next(self) -> None:
         os.replace(self._next, self.path)
         self._turn += 1
 
@@ -48,5 +48,5 @@ class InStep(Checkpoint):
     def going_on(self) -> Iterator[None]:
         with super().going_on():
             yield
-            distributed.gathered("done")  # nobody forgets what another may still need
+            distributed.gathered("done")  # a rank must not delete its files while another may have to resume
         self._next.unlink(missing_ok=True)

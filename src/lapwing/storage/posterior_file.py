@@ -1,4 +1,4 @@
-"""lw.save and lw.load: a posterior in one file, bound to the model it was fitted to."""
+"""lw.save and lw.load: a posterior in one file, bound to the model that it was fitted to."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ from lapwing.storage.atomic import replace_file
 from lapwing.storage.binding import check_same, described, module_at
 from lapwing.storage.codec import Decoder, Encoder, Node
 from lapwing.storage.hints import conforms
+from lapwing.storage.kinds import kind_named, kind_of
 from lapwing.storage.strict_json import strictly_parsed
 from lapwing.storage.table import table
 
 _HOST = torch.device("cpu")
-_ON_HOST = {"likelihood", "likelihood_scale", "readout"}  # small numbers, which stay on the CPU
+_ON_HOST = {"likelihood", "likelihood_scale", "readout"}  # small tensors that stay on the CPU
 _NOT_WRITTEN = {"source", "linearised", "first_predict"}
-_MOST_MULTIPLIED_OUT = 4_096  # parameters of a matrix-free posterior: as many products, and 128 MiB
+_MOST_MULTIPLIED_OUT = 4_096  # parameters of a matrix-free posterior that is saved as a dense matrix of 128 MiB
 _MEMORY_FORMATS = {
     "preserve": torch.preserve_format,
     "channels_last": torch.channels_last,
@@ -45,24 +46,23 @@ _MEMORY_FORMATS = {
 @writes_posteriors
 @plain_tensors()
 def save(posterior: Posterior, path: str | os.PathLike[str]) -> None:
-    """Write a posterior to one file, which replaces an older one whole or not at all.
+    """Write a posterior to one file, atomically: an older file is replaced as a whole or not at all.
 
-    The file holds curvature, prior, likelihood, tuning history and how predictions are read off, in the layout of
-    safetensors, with a hash of every byte. It holds no pickle, no weights and no training data. A matrix-free posterior
-    needs those for every answer: it is written as the full matrix it stands for, and read as `full`.
+    The file stores curvature, prior, likelihood, tuning history and how predictions are made, in the safetensors
+    layout, with hashes of all bytes. It contains no pickle, no weights and no training data. A matrix-free posterior
+    needs the data for every computation, so it is saved as the full matrix it represents, and loaded with structure
+    `full`.
     """
-    if not isinstance(posterior, Posterior):
-        raise InputTypeError(f"save: expected a Posterior from lw.fit, got {type(posterior).__name__}.")
     target = _path("save", path)
-    content = encoded(_without_data(posterior))
+    content = _content(posterior)
     replace_file(target, lambda file: container.write(file, content))
 
 
 @plain_tensors()
 def load(path: str | os.PathLike[str], model: nn.Module, *, likelihood: Likelihood | None = None) -> Posterior:
-    """The posterior that `lw.save` wrote, on the same network: equal weights, or it is refused.
+    """Load a posterior written by `lw.save`, onto the same network; raises if the weights differ.
 
-    `likelihood` is needed for a CustomLikelihood only, whose functions cannot be in a file.
+    `likelihood` is needed only for a CustomLikelihood, whose functions are not in the file.
     """
     check_module("load", model)
     source = _path("load", path)
@@ -75,6 +75,15 @@ def load(path: str | os.PathLike[str], model: nn.Module, *, likelihood: Likeliho
         return _guarded(content, Network.lent(unwrapped(model)), likelihood)
 
 
+def _content(posterior: Any) -> container.Content:
+    kind = kind_of(posterior)
+    if kind is not None:
+        return kind.encode(posterior)
+    if not isinstance(posterior, Posterior):
+        raise InputTypeError(f"save: expected a Posterior from lw.fit, got {type(posterior).__name__}.")
+    return encoded(_without_data(posterior))
+
+
 def _path(function: str, path: Any) -> Path:
     if not isinstance(path, str | os.PathLike):
         raise InputTypeError(f"{function}: expected a path, got {type(path).__name__}.")
@@ -82,7 +91,7 @@ def _path(function: str, path: Any) -> Path:
 
 
 def _without_data(posterior: Posterior) -> Posterior:
-    """A matrix-free posterior goes back to its data for every answer; a file holds the matrix that it stands for."""
+    """A matrix-free posterior with the dense matrix it represents; others as they are."""
     if not posterior.structure.streams:
         return posterior
     p = posterior.layout.p
@@ -114,18 +123,22 @@ def encoded(posterior: Posterior) -> container.Content:
     return container.Content(json.dumps(document, allow_nan=False), encoder.tensors)
 
 
-def _guarded(content: container.Content, network: Network, likelihood: Likelihood | None) -> Posterior:
-    """Whatever a forged file may bring about inside is an error of ours."""
+def _guarded(content: container.Content, network: Network, likelihood: Likelihood | None) -> Any:
+    """Decode; errors that a corrupt or malicious file can cause become a StorageError."""
     try:
         return decoded(content, network, likelihood)
     except LapwingError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RecursionError, RuntimeError, TypeError, ValueError) as error:
-        raise StorageError(f"it describes no posterior ({type(error).__name__}: {error!s:.200}).") from error
+        raise StorageError(
+            f"it does not describe a valid posterior ({type(error).__name__}: {error!s:.200})."
+        ) from error
 
 
-def decoded(content: container.Content, network: Network, likelihood: Likelihood | None) -> Posterior:
+def decoded(content: container.Content, network: Network, likelihood: Likelihood | None) -> Any:
     document = strictly_parsed(content.document, "the document")
+    if isinstance(document, dict) and "kind" in document:
+        return kind_named(document["kind"]).decode(document, content.tensors, network.model)
     if not isinstance(document, dict) or document.keys() != {"model", "linearised", "posterior"}:
         raise StorageError("the document is not model, linearised and posterior.")
     check_same(document["model"], network)
@@ -143,7 +156,7 @@ def _fields(nodes: Node, decoder: Decoder, device: torch.device) -> dict[str, An
     hints = get_type_hints(Posterior)
     known = {f.name for f in fields(Posterior)} - _NOT_WRITTEN
     if not isinstance(nodes, dict) or not nodes.keys() <= known:
-        raise StorageError("the posterior is described by what it does not have.")
+        raise StorageError("the posterior has unknown fields.")
     values = {name: decoder.decode(node, _HOST if name in _ON_HOST else device) for name, node in nodes.items()}
     for name, value in values.items():
         if name != "likelihood" and not conforms(value, hints[name]):
@@ -156,7 +169,7 @@ def _fields(nodes: Node, decoder: Decoder, device: torch.device) -> dict[str, An
 
 @dataclass(frozen=True)
 class _Shortcuts:
-    """What a Linearised knows besides its network: found by probing once, and not again."""
+    """What a Linearised has found out about its network: saved, so that loading needs no forward pass."""
 
     layout: ParamLayout
     datum_shape: tuple[int, ...]
@@ -165,7 +178,7 @@ class _Shortcuts:
     sizes: RowSizes
     images: str
     last: str | None
-    shared: tuple[str, ...] = ()  # these were not written at first
+    shared: tuple[str, ...] = ()  # fields from here on are missing in older files
     traits: tuple[bool, bool, bool] = (False, True, True)
     ragged: int | None = None
 
@@ -195,14 +208,15 @@ class _Shortcuts:
     def decoded(cls, nodes: Node, decoder: Decoder) -> _Shortcuts:
         hints = get_type_hints(cls)
         if not isinstance(nodes, dict) or {*nodes, "shared", "traits", "ragged"} != hints.keys():
-            raise StorageError("how the network is linearised is described otherwise.")
+            raise StorageError("the fields of the linearised network are not the expected ones.")
         values = {name: decoder.decode(node, _HOST) for name, node in nodes.items()}
         wrong = [name for name, value in values.items() if not conforms(value, hints[name])]
         if wrong or values["images"] not in _MEMORY_FORMATS:
-            raise StorageError(f"how the network is linearised has a strange {(wrong or ['images'])[0]}.")
+            raise StorageError(f"the linearised network has an invalid {(wrong or ['images'])[0]}.")
         return cls(**values)
 
     def on(self, network: Network) -> Linearised:
+        """The Linearised for this network; raises if a layer rule or parameter is missing."""
         for name, shape in zip(self.layout.names, self.layout.shapes, strict=True):
             if name not in network.tensors or name in network.buffers or tuple(network.tensors[name].shape) != shape:
                 raise StorageError(f"the model has no parameter '{name:.80}' of shape {shape}.")
@@ -233,7 +247,7 @@ class _Shortcuts:
 
 
 def _options(likelihood: CustomLikelihood) -> dict[str, Any]:
-    """All of it but its functions."""
+    """Its options, without the functions."""
     return {"psd": likelihood.psd, "n_fisher": likelihood.n_fisher, "class_axis": likelihood.class_axis}
 
 

@@ -1,4 +1,4 @@
-"""What the file of unfinished work may hold besides: rows of data as they are, for it must go on to the same bits."""
+"""Types that only checkpoints hold: rows of data, unchanged, so that resumed sums are bit-identical."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from lapwing.network.jacobian import (
 from lapwing.operators import Arrangement, LowRankCurvature
 from lapwing.storage.codec import Entry, Table
 from lapwing.storage.table import table
-from lapwing.tuning import Position
+from lapwing.tuning import TuningState
 
 
 @dataclass(frozen=True, eq=False)
 class _KeptRows:
-    """A Jacobian without its device."""
+    """The form of a Jacobian in a file: without its device."""
 
     blocks: tuple[Block, ...]
     n: int
@@ -44,7 +44,7 @@ class _KeptRows:
 
 @dataclass(frozen=True, eq=False)
 class _KeptOutput:
-    """An OutputBlock whose inputs are there."""
+    """The form of an OutputBlock in a file: with its layer inputs as a tensor."""
 
     arrangement: Arrangement
     a: Float[Tensor, "n r i"]
@@ -67,13 +67,13 @@ _ROWS = {
     "Images": Entry(Images),
     "DenseBlock": Entry(DenseBlock),
     "EmbeddingBlock": Entry(EmbeddingBlock),
-    "LowRankCurvature": Entry(LowRankCurvature),  # not turned
+    "LowRankCurvature": Entry(LowRankCurvature),  # rows as they are; a posterior's file rotates them
     "Expansion": Entry(Expansion),  # with the outputs of the data
-    "Position": Entry(Position),
+    "Position": Entry(TuningState),
 }
 
 
 def progress_table() -> Table:
-    """What a file of unfinished work may hold: what a posterior may, and rows that are still being added up."""
+    """The table of posteriors, extended by rows that are still being accumulated."""
     finished = table()
     return Table({**finished.entries, **_ROWS}, finished.constants)

@@ -1,4 +1,4 @@
-"""JSON without its loopholes: no key twice, no NaN, nothing nested without end."""
+"""Strict JSON: no duplicate keys, no NaN, no unbounded nesting."""
 
 from __future__ import annotations
 

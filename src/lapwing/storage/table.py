@@ -1,7 +1,7 @@
-"""The closed list of what a file of a posterior may hold. Structures are those of the registry.
+"""The closed table of what the file of a posterior may hold; structures come from the registry.
 
-A check raises where the fields of a value do not go together. It runs on files whose hashes are right, so it guards
-against files made by hand, and against ourselves.
+A check raises if the fields of a value are inconsistent. Hashes have been verified by then, so the checks protect
+against files made by hand, and against our own mistakes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from lapwing.storage.codec import Entry, Table
 from lapwing.tuning import Step
 from lapwing.tuning.em import EMStep
 
-_MOST_WRITTEN = 1 << 28  # entries of rows that are written out: 2 GiB
+_MOST_WRITTEN = 1 << 28  # entries of dense rows in a file: 2 GiB
 
 
 def _require(condition: bool, what: str) -> None:
@@ -49,22 +49,22 @@ def _require(condition: bool, what: str) -> None:
         raise StorageError(f"the file describes {what}.")
 
 
-# --- what is not written ----------------------------------------------------------------------------
+# --- reduced before writing ----------------------------------------------------------------------------
 
 
-def _of_no_datum(H: LowRankCurvature) -> LowRankCurvature:
-    """Rows SᵀJ show the data they came from; the same H from turned rows does not."""
+def _without_datum_rows(H: LowRankCurvature) -> LowRankCurvature:
+    """H with other rows: an orthogonal combination that gives the same H, but does not show the training data."""
     if H.rank * H.p > _MOST_WRITTEN:
         raise StructureError(
             f"The full curvature is kept as {H.rank} rows of {H.p} parameters, as factors that hold the training data; "
             f"a file holds none, and written out they would be {H.rank * H.p:.2g} numbers (at most {_MOST_WRITTEN}). "
             'Use structure="kron", or fewer parameters: params="last_layer".'
         )
-    return H.turned()
+    return H.in_eigenbasis()
 
 
 def _untied(H: SeparateCurvature) -> SeparateCurvature:
-    """Where a softmax connects the outputs, their rows must stay rows of the same data, and would show them."""
+    """Refuse outputs coupled by a softmax: their rows cannot be rotated, and would show the training data."""
     if H.tie is not None:
         raise StructureError(
             'lw.GP(coupling="independent") of a softmax connects outputs datum by datum, so its rows show the data '
@@ -74,25 +74,25 @@ def _untied(H: SeparateCurvature) -> SeparateCurvature:
 
 
 def _without_outputs(at: Expansion) -> Expansion:
-    """The linear model's outputs at the training data: only a start for the next search."""
+    """Drop the linear model's outputs on the training data; they only speed up the next mode search."""
     return replace(at, outputs=None)
 
 
 @dataclass(frozen=True, eq=False)
 class _WrittenFactors:
-    """Kronecker factors as a file has them. With eigenvalues (of the mean), eigenvectors stand for the sum."""
+    """Kronecker factors as stored. If eigenvalues are given, eigenvectors are stored instead of the sums."""
 
     A_sum: Float[Tensor, "q i i"]
     count: float
     B_sum: Float[Tensor, "q o o"]
-    shared: None = None  # older files have it
+    shared: None = None  # in older files
     a: Float[Tensor, "q i"] | None = None
     b: Float[Tensor, "q o"] | None = None
 
     @classmethod
     def of(cls, factors: KroneckerFactors) -> _WrittenFactors:
         A, B = factors.eigen_A, factors.eigen_B
-        a, b = (eigen.pair[0] if eigen.rebuilds else None for eigen in (A, B))
+        a, b = (eigen.pair[0] if eigen.sum_released else None for eigen in (A, B))
         return cls(A.held, factors.count, B.held, a=a, b=b)
 
     def factors(self, device: torch.device) -> KroneckerFactors:
@@ -102,7 +102,7 @@ class _WrittenFactors:
 
 
 def _one_index(prior: GaussianPrior) -> GaussianPrior:
-    """One group needs no index as long as the parameters."""
+    """A prior with a single group is stored without its index, which is as long as the parameters."""
     return replace(prior, index=prior.index[:1]) if len(prior.group_names) == 1 else prior
 
 
@@ -237,7 +237,7 @@ CURVATURES = {
     "Arrangement": Entry(Arrangement, check=_check_arrangement),
     "ExactDamping": Entry(operators.ExactDamping),
     "SplitDamping": Entry(operators.SplitDamping),
-    "LowRankCurvature": Entry(LowRankCurvature, _of_no_datum, _check_low_rank),
+    "LowRankCurvature": Entry(LowRankCurvature, _without_datum_rows, _check_low_rank),
     "SeparateCurvature": Entry(SeparateCurvature, _untied, _check_separate),
     "BoundedCurvature": Entry(operators.BoundedCurvature),
     "RootKernels": Entry(operators.RootKernels),
@@ -282,7 +282,7 @@ LINKS = {
 
 
 def table() -> Table:
-    """Of the library's own values, and of the structures that are registered now."""
+    """Types of the library, and of the structures that are registered."""
     found = [structure for structure in STRUCTURES.values() if not structure.streams]
     structures = {type(structure).__name__: Entry(type(structure)) for structure in (*found, Nystrom())}
     theirs = {kind.__name__: Entry(kind) for structure in found for kind in structure.file_values}

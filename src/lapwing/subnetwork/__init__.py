@@ -1,9 +1,9 @@
-"""Inference over selected weights: which ones, and under which prior."""
+"""Subnetwork inference: which weights are inferred, and under which prior."""
 
 from lapwing.subnetwork.candidates import Candidates
 from lapwing.subnetwork.scaling import CountScaling, JacobianScaling, PriorScaling, Unscaled
 from lapwing.subnetwork.scores import Functional, Magnitude, MarginalVariance, RandomScore, Score
-from lapwing.subnetwork.selector import Selector, chosen_by_hand
+from lapwing.subnetwork.selector import Selector, explicit_indices
 from lapwing.subnetwork.spec import Subnetwork
 from lapwing.subnetwork.swag import Swag
 
@@ -21,5 +21,5 @@ __all__ = [
     "Subnetwork",
     "Swag",
     "Unscaled",
-    "chosen_by_hand",
+    "explicit_indices",
 ]

@@ -1,4 +1,4 @@
-"""The weights a subnetwork is chosen from, and what the data say about each of them."""
+"""The weights a subnetwork is selected from, and statistics of each on the data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lapwing.priors import GaussianPrior
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """A linearised network over all eligible weights, with the data, likelihood and prior of the fit to come."""
+    """A linearised network over all eligible weights, with the data, likelihood and prior of the fit that follows."""
 
     linearised: Linearised
     likelihood: Likelihood
@@ -36,8 +36,9 @@ class Candidates:
 
     @cached_property
     def curvature(self) -> Float[Tensor, " p"]:
-        """diag H: one pass over the data."""
+        """diag H (p,): one pass over the data."""
         found, likelihood = self._diagonal(self.fisher), self.likelihood
+        # The fit that follows will estimate the noise; selection needs it now, and has the residuals.
         if isinstance(likelihood, Gaussian) and likelihood.noise_std is None:
             likelihood = likelihood.estimate(found.statistics.likelihood)
         scales = self.likelihood_scale * self.fisher.scales(likelihood)
@@ -45,12 +46,12 @@ class Candidates:
 
     @cached_property
     def variance(self) -> Float[Tensor, " p"]:
-        """Marginal variances of the diagonal Laplace posterior, 1 / (H_dd + δ_d)."""
+        """Marginal variances (p,) of the diagonal Laplace posterior, 1 / (H_dd + δ_d)."""
         return 1 / (self.curvature + self.prior.P0.diagonal.detach())
 
     @cached_property
     def squared_jacobian(self) -> Float[Tensor, " p"]:
-        """Σ_n Σ_c J_ncd²: one pass over the data."""
+        """Σ_n Σ_c J_ncd² (p,): one pass over the data."""
         return torch.stack([part.diagonal() for part in self._diagonal(_EveryOutput()).parts]).sum(0)
 
     def _diagonal(self, fisher: Fisher) -> Estimate:
@@ -67,7 +68,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class _EveryOutput(Fisher):
-    """S = I: the rows are those of J itself, in equal shares to all parts."""
+    """S = I, so that the sum over parts of diag H is Σ J²: each of g parts gets rows J / √g."""
 
     separate_sites = True
 

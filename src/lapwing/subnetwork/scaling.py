@@ -1,7 +1,7 @@
-"""How the prior of a subnetwork follows from that of the network.
+"""Scale the prior of a subnetwork, so that fewer random weights do not mean less prior variance of the outputs.
 
-With fewer random weights the prior variance of the outputs shrinks from Σ_d J_d² / δ_d to the sum over S. A smaller
-precision, s δ, gives it back.
+The prior variance of an output is Σ_d J_d² / δ_d over the random weights. Restricting the sum to a subset S reduces
+it; precisions s δ with s < 1 restore it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from lapwing.subnetwork.candidates import Candidates
 
 
 class PriorScaling(ABC):
+    """How the prior precisions of the selected weights follow from those of the network."""
+
     @abstractmethod
     def factor(self, candidates: Candidates, indices: Int[Tensor, " k"]) -> float:
-        """What the prior precisions are multiplied by."""
+        """s, by which the prior precisions are multiplied."""
 
 
 class Unscaled(PriorScaling):
@@ -34,10 +36,10 @@ class CountScaling(PriorScaling):
 
 
 class JacobianScaling(PriorScaling):
-    """s = Σ_{d ∈ S} ‖J_d‖²/δ_d / Σ_d ‖J_d‖²/δ_d: the mean prior variance of the outputs on the data is that of the
-    whole network."""
+    """s = Σ_{d ∈ S} ‖J_d‖²/δ_d / Σ_d ‖J_d‖²/δ_d: keeps the mean prior variance of the outputs on the data."""
 
     def factor(self, candidates: Candidates, indices: Int[Tensor, " k"]) -> float:
+        # An empty subnetwork has no output variance to restore.
         if not len(indices):
             return 1.0
         shares = candidates.squared_jacobian / candidates.prior.P0.diagonal.detach()

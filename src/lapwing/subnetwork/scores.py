@@ -1,7 +1,7 @@
-"""What makes a weight worth its place in a subnetwork.
+"""Scores by which the weights of a subnetwork are selected.
 
-With independent weights of variances v, dropping all but S costs W₂² = Σ_{d ∉ S} v_d, so the k largest variances are
-the best choice (Daxberger et al., 2021). That says nothing about outputs; `Functional` looks at those instead.
+With independent weights of variances v, keeping only S costs W₂² = Σ_{d ∉ S} v_d, so the k largest variances are
+optimal in the weights (Daxberger et al., 2021). That does not consider outputs; `Functional` does.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from lapwing.subnetwork.candidates import Candidates
 
 
 class Score(ABC):
-    """One number per weight; the largest are taken."""
+    """One number per weight; the weights with the largest are selected."""
 
-    words: str
+    words: str  # for the description of the selection
 
     @abstractmethod
     def of(self, candidates: Candidates) -> Float[Tensor, " p"]: ...
 
     def dead(self, candidates: Candidates) -> Bool[Tensor, " p"] | None:
-        """Weights to be ranked behind all others; None where the score does not know of any."""
+        """Weights (p,) to rank behind all others; None if the score does not use the curvature."""
         return None
 
 
 class _WithoutDead(Score):
-    """Scores that have seen the curvature.
+    """Scores that use the curvature, and can tell dead weights.
 
-    A weight of a dead unit has H_dd = 0 and the largest variance there is, 1/δ, but no effect on any datum: such
-    weights come last.
+    A weight of a dead unit (H_dd = 0) has the largest possible variance, 1/δ, but no effect on any datum. It is ranked
+    last.
     """
 
     def dead(self, candidates: Candidates) -> Bool[Tensor, " p"]:
@@ -51,7 +51,7 @@ class MarginalVariance(_WithoutDead):
 
 @dataclass(frozen=True)
 class Functional(_WithoutDead):
-    """Σ_n Σ_c J_ncd² / (H_dd + δ_d): how much of the outputs' variance comes from the weight alone. Lapwing's own."""
+    """Σ_n Σ_c J_ncd² / (H_dd + δ_d): the variance of the outputs due to this weight alone. Not from a paper."""
 
     words = "the largest share in the variance of the outputs"
 
@@ -61,7 +61,7 @@ class Functional(_WithoutDead):
 
 @dataclass(frozen=True)
 class Magnitude(Score):
-    """|θ_d|."""
+    """|θ_d|, as in magnitude pruning."""
 
     words = "the largest magnitude"
 
@@ -71,7 +71,7 @@ class Magnitude(Score):
 
 @dataclass(frozen=True, eq=False)
 class RandomScore(Score):
-    """Uniform, without replacement."""
+    """Uniformly at random, without replacement."""
 
     generator: torch.Generator
 

@@ -1,4 +1,4 @@
-"""From scores to a layout and its prior."""
+"""Select the weights of a subnetwork by score, and build their layout and prior."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lapwing.subnetwork.scores import Magnitude, Score
 
 @dataclass(frozen=True, eq=False)
 class Selector:
-    """A subnetwork in objects: the eligible tensors, and either a score and how many, or the very weights."""
+    """A subnetwork as objects: the eligible tensors, and either a score and a number of weights, or indices."""
 
     eligible: LayoutChoice
     score: Score
@@ -28,9 +28,9 @@ class Selector:
     indices: Any = None
 
     def check(self, layout: ParamLayout) -> None:
-        """Refuse what cannot be chosen from this layout, before any work."""
+        """Raise before any work if the selection is impossible for this layout."""
         if self.indices is not None:
-            chosen_by_hand(self.indices, layout.p)
+            explicit_indices(self.indices, layout.p)
         if self.k is not None and self.k > layout.p:
             raise InputError(
                 f"Subnetwork: k={self.k} weights were asked for, but only {layout.p} are eligible. Take fewer; "
@@ -38,13 +38,13 @@ class Selector:
             )
 
     def without_data(self, layout: ParamLayout, theta: Float[Tensor, " p"]) -> ParamLayout:
-        """As many weights as asked for, chosen without a pass over the data: to plan with."""
+        """A layout of the right size, selected by magnitude without a pass over the data: for memory planning."""
         if self.indices is not None:
-            return layout.selected(chosen_by_hand(self.indices, layout.p))
+            return layout.selected(explicit_indices(self.indices, layout.p))
         return layout.selected(ranked(theta.abs(), None)[: self.k].sort().values.cpu(), Magnitude.words)
 
     def selected(self, candidates: Candidates) -> tuple[ParamLayout, GaussianPrior]:
-        """The layout of the chosen weights, and their prior."""
+        """The layout of the selected weights, and their prior."""
         indices, words = self._chosen(candidates)
         layout = candidates.layout.selected(indices.cpu(), words)
         factor = self.scaling.factor(candidates, indices)
@@ -56,10 +56,11 @@ class Selector:
     def _chosen(self, candidates: Candidates) -> tuple[Int[Tensor, " k"], str]:
         p = candidates.layout.p
         if self.indices is not None:
-            indices = chosen_by_hand(self.indices, p)
+            indices = explicit_indices(self.indices, p)
             return indices, f"{len(indices):,} of {p:,} weights, by hand"
         k = p if self.k is None else self.k
         dead = self.score.dead(candidates)
+        # Sorted by position, as layouts require; the rank itself is not needed any more.
         chosen = ranked(self.score.of(candidates), dead)[:k].sort().values
         words = f"{k:,} of {p:,} weights with {self.score.words}"
         if dead is not None:
@@ -68,13 +69,13 @@ class Selector:
 
 
 def ranked(scores: Float[Tensor, " p"], dead: Tensor | None) -> Int[Tensor, " p"]:
-    """All weights, highest score first, dead ones behind all others; ties in their own order."""
+    """Indices of all weights, highest score first, dead ones last. Stable, so that ties are reproducible."""
     order = scores.sort(descending=True, stable=True).indices
     return order if dead is None else order[dead[order].long().sort(stable=True).indices]
 
 
-def chosen_by_hand(indices: Any, p: int) -> Int[Tensor, " k"]:
-    """Positions or a mask over p weights as ascending positions."""
+def explicit_indices(indices: Any, p: int) -> Int[Tensor, " k"]:
+    """Positions, or a mask over p weights, as sorted positions."""
     try:
         given = torch.as_tensor(indices).detach().cpu()
     except (TypeError, ValueError, RuntimeError):
@@ -87,6 +88,7 @@ def chosen_by_hand(indices: Any, p: int) -> Int[Tensor, " k"]:
         return given.nonzero()[:, 0]
     if len(given) and (given.is_floating_point() or given.is_complex()):
         raise InputTypeError(f"indices: expected whole numbers or a mask, got dtype {given.dtype}.")
+    # unique() sorts, and shows duplicates by a smaller count.
     positions = given.long().unique()
     if len(positions) < len(given):
         raise InputError(f"indices: {len(given) - len(positions)} of the {len(given)} positions are named twice.")

@@ -1,4 +1,4 @@
-"""What a user says about a subnetwork."""
+"""The user's specification of a subnetwork."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from lapwing.errors import InputError, InputTypeError
 
 @dataclass(frozen=True, eq=False)
 class Subnetwork:
-    """`params` for lw.fit: the k weights with the highest score, or those at `indices`; all others stay as trained.
+    """`params` for lw.fit: infer the k weights with the highest score, or those at `indices`; others stay as trained.
 
     `score`: "variance" (largest marginal variance by diagonal Laplace), "swag" (the same by diagonal SWAG),
-    "functional", "magnitude", "random", "last_layer", or the object. `indices`: positions, or a mask, over all
-    trainable weights in `model.named_parameters()` order. `among` names the tensors to choose from, as `params` does;
-    `weights_only` leaves out those with one axis (biases, norms). `prior_scaling`: "none", "count" or "jacobian".
+    "functional", "magnitude", "random", "last_layer", or a score object. `indices`: positions, or a mask, over all
+    trainable weights in `model.named_parameters()` order. `among` restricts the selection to some tensors, as `params`
+    does; `weights_only` excludes tensors with one axis (biases, norms). `prior_scaling`: "none", "count" or
+    "jacobian".
     """
 
     score: Any = "variance"

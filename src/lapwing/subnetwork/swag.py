@@ -1,4 +1,4 @@
-"""Marginal variances by diagonal SWAG: the spread of the weights along further training at a constant rate."""
+"""Marginal variances by diagonal SWAG: the variance of the weights over further SGD at a constant learning rate."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from lapwing.subnetwork.scores import Score
 
 @dataclass(frozen=True)
 class Swag(Score):
-    """Var of the weights over one snapshot per epoch of SGD from θ*; defaults as in Daxberger et al. (2021).
+    """Variance of the weights over one snapshot per epoch of SGD from θ*; defaults as in Daxberger et al. (2021).
 
-    A copy is trained: in eval mode (running averages and all weights of the user's model stay as they are), on the
-    mean loss over the batches as the data give them. A Gaussian with noise to be estimated counts as one of unit noise.
+    A copy is trained, in eval mode: running averages and weights of the user's model do not change. The loss is the
+    mean over the batches as the loader gives them. A Gaussian likelihood whose noise is to be estimated uses unit
+    noise here.
     """
 
     learning_rate: float = 1e-2
@@ -38,10 +39,10 @@ class Swag(Score):
             raise InputError(f"Swag: a variance needs two snapshots at least, got n_snapshots={self.n_snapshots}.")
 
     def of(self, candidates: Candidates) -> Float[Tensor, " p"]:
-        if distributed.many():
+        if distributed.is_distributed():
             raise StructureError(
-                f"SWAG trains on the data of one process, and these are spread over {distributed.world()} ranks. Use "
-                'score="variance", which trains nothing.'
+                f"SWAG trains on the data of one process, and these are spread over {distributed.world_size()} ranks. "
+                'Use score="variance", which trains nothing.'
             )
         network, layout = candidates.linearised.network, candidates.layout
         weights = {name: network.tensors[name].detach().clone().requires_grad_() for name in layout.names}
@@ -62,7 +63,7 @@ class Swag(Score):
 
 
 class RunningVariance:
-    """Welford's recursion in float64: E[w²] − E[w]² would cancel where |w| is much larger than its spread."""
+    """Welford's recursion in float64. E[w²] − E[w]² would cancel, since |w| is much larger than its spread."""
 
     def __init__(self) -> None:
         self.n, self.mean, self.squares = 0, torch.zeros(()), torch.zeros(())
@@ -83,11 +84,14 @@ def _train_epoch(
 ) -> None:
     linearised, sites = candidates.linearised, candidates.sites
     for x, y in candidates.data():
+        # Trained weights are passed as arguments; those of the user's model are not modified.
         with linearised.network.borrowed() as network:
             f = sites.split(linearised.flat(network(linearised.network.placed(x), weights), x.n))
+            # The mean loss, for which learning rates and weight decay are usually given.
             loss = -likelihood.log_prob(f, y).mean()
             gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
         for w, g in zip(weights.values(), gradients, strict=True):
+            # SGD with weight decay does not accept sparse gradients (embeddings).
             w.grad = g.to_dense() if g is not None and g.is_sparse else g
         optimiser.step()
 

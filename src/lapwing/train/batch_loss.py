@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,10 +109,6 @@ class BatchLoss(nn.Module, ABC):
         tensors = dict(self.model.named_parameters())
         return [tensors[name] for name in self.layout.names]
 
-    def flat_means(self) -> Tensor:
-        like = self.number
-        return torch.cat([t.reshape(-1).to(like) for t in self.means()])
-
     # --- the loss of a batch ---------------------------------------------------------------------
 
     def forward(self, x: Any, y: Any = None) -> Scalar:
@@ -123,18 +120,20 @@ class BatchLoss(nn.Module, ABC):
         where = f"batch {self.n_batches}"
         given, targets = pair_of(x if y is None else (x, y), where, self.columns)
         with located(where):
-            self.look_at(given)
-            loss = self._loss(given, targets, create_graph=torch.is_grad_enabled())
+            loss = self.of_batch(given, targets)
         self.n_batches += 1
-        return loss if torch.is_grad_enabled() else loss.detach()
+        return loss
 
-    def _loss(self, x: ModelInput, y: Any, *, create_graph: bool) -> Tensor:
+    def of_batch(self, x: ModelInput, y: Any) -> Scalar:
+        """The same of a batch that was taken apart already."""
+        self.look_at(x)
+        create_graph = torch.is_grad_enabled()
         if x.n > self.n_data:
             raise InputError(
                 f"n_data is {self.n_data}, but this batch alone has {x.n} data. n_data is the number of training data, "
                 "of all batches: the divergence from the prior is divided by it."
             )
-        with torch.enable_grad() if create_graph or self.twice else torch.no_grad():
+        with torch.enable_grad() if create_graph or self.twice else torch.no_grad(), self.one_variance():
             log_lik, penalty = self.terms(x, y, create_graph=create_graph)
             kl = self.kl() / self.n_data
         dtype = self.number.dtype
@@ -147,11 +146,15 @@ class BatchLoss(nn.Module, ABC):
                 "The weights are those of the last good step. Lower the learning rate, clip gradients, or check the "
                 "scale of the inputs and targets."
             )
-        return loss
+        return loss if create_graph else loss.detach()
 
     @abstractmethod
     def terms(self, x: ModelInput, y: Any, *, create_graph: bool) -> tuple[Tensor, Tensor]:
         """Σ log p(y | ·) and the penalty, over the batch."""
+
+    def one_variance(self) -> AbstractContextManager[None]:
+        """Where there are variances, they are worked out once for a batch."""
+        return nullcontext()
 
     @abstractmethod
     def kl(self) -> Scalar:
@@ -178,6 +181,12 @@ class BatchLoss(nn.Module, ABC):
             start_from(self.log_noise, f.detach(), encoded)
             self.noise_started.fill_(True)
         return Outputs(raw, f, encoded, self.family, sites)
+
+    def check_targets(self, x: ModelInput, y: Any) -> None:
+        """Refuse targets of the first batch before anything runs."""
+        assert self.look is not None
+        with located("batch 0"):
+            encode_batch(x, y, self.look.family, self.look.sites_of(y))
 
     @property
     def family(self) -> Likelihood:
@@ -254,6 +263,7 @@ def _layout(model: nn.Module, params: Any, example: Any) -> ParamLayout:
             'params="last_layer": which layer is last shows on inputs only. Pass some, example=x, or name the layer: '
             'params=["head"].'
         )
-    x = words.first_inputs(example) if example is not None else ModelInput((), {}, 1)
+    x = ModelInput((), {}, 1) if example is None else example
+    x = x if isinstance(x, ModelInput) else words.first_inputs(x)
     with random_state_kept():
         return choice(model, x)

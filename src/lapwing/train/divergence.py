@@ -1,48 +1,74 @@
-"""KL(q ‖ prior) between diagonal Gaussians, and its gradient in closed form."""
+"""KL(q ‖ prior) between diagonal Gaussians, in few passes over the parameters."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
 from lapwing._types import Float, Scalar, Tensor
+from lapwing.priors import GaussianPrior
 
 
-def divergence(
-    mean: Float[Tensor, " p"],
-    log_std: Float[Tensor, " p"],
-    prior_mean: Float[Tensor, "*p"],
-    prior_std: Float[Tensor, " p"],
-) -> Scalar:
-    """KL(N(μ, σ²) ‖ N(m, s²)) = ½ Σ [(σ² + (μ − m)²)/s² − 1 + log(s²/σ²)], added up in float64.
+class Divergence(torch.nn.Module):
+    """KL(N(μ, σ²) ‖ N(m, s²)) = ½ Σ [(σ² + (μ − m)²)/s² − 1 + log(s²/σ²)], with what the prior says worked out once.
 
     Unlu and Aitchison's (30) prints σ² in place of s² in both fractions.
     """
-    return _Divergence.apply(mean, log_std, prior_mean, prior_std)
+
+    def __init__(self, prior: GaussianPrior, like: Tensor) -> None:
+        super().__init__()
+        precision = prior.P0.diagonal.detach()
+        self.register_buffer("precision", precision.to(like), persistent=False)
+        self.register_buffer("prior_mean", prior.mean.to(like), persistent=False)
+        self.constant = -float(precision.log().sum()) - len(precision)  # Σ log s² − P
+
+    precision: Float[Tensor, " p"]
+    prior_mean: Tensor
+
+    def forward(self, means: Sequence[Tensor], log_std: Float[Tensor, " p"], variance: Float[Tensor, " p"]) -> Scalar:
+        """`variance` is exp(2 `log_std`), in its graph: the penalty needs it too."""
+        # Products and sums in the parameters' own dtype: converting them first would write another copy.
+        spread = torch.dot(variance, self.precision).double() - 2 * log_std.sum().double()
+        return 0.5 * (spread + self.constant + self.distance(means))
+
+    def distance(self, means: Sequence[Tensor]) -> Scalar:
+        """Σ (μ − m)²/s²."""
+        return _Distance.apply(self.prior_mean, self.precision, *means)
 
 
-class _Divergence(torch.autograd.Function):
-    """Autograd would keep a dozen vectors of the size of the network for what two expressions say."""
+class _Distance(torch.autograd.Function):
+    """One tensor at a time: nothing of the size of all parameters is made."""
 
     @staticmethod
-    def forward(ctx: Any, mean: Tensor, log_std: Tensor, prior_mean: Tensor, prior_std: Tensor) -> Tensor:
-        ctx.save_for_backward(mean, log_std, prior_mean, prior_std)
-        log_ratio = log_std - prior_std.log()
-        scaled = (mean - prior_mean).div_(prior_std)
-        # Σ (e^{2r} − 2r + z²) − P with r = log(σ/s) and z = (μ − m)/s
-        terms = (2 * log_ratio).exp_().sub_(log_ratio, alpha=2).addcmul_(scaled, scaled).sub_(1)
-        return 0.5 * terms.sum(dtype=torch.float64)
+    def forward(ctx: Any, prior_mean: Tensor, precision: Tensor, *means: Tensor) -> Tensor:
+        ctx.save_for_backward(prior_mean, precision, *means)
+        total = torch.zeros((), dtype=torch.float64, device=precision.device)
+        for away, weights in _away(prior_mean, precision, means):
+            total += torch.dot(away * weights, away).double()
+        return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        """∂/∂μ = (μ − m)/s²,  ∂/∂ log σ = σ²/s² − 1."""
-        mean, log_std, prior_mean, prior_std = ctx.saved_tensors
-        g = g.to(mean.dtype)
-        of_mean = (mean - prior_mean).div_(prior_std.square()).mul_(g) if ctx.needs_input_grad[0] else None
-        of_std = None
-        if ctx.needs_input_grad[1]:
-            of_std = (log_std - prior_std.log()).mul_(2).expm1_().mul_(g)
-        return of_mean, of_std, None, None
+        """∂/∂μ = 2 (μ − m)/s²."""
+        prior_mean, precision, *means = ctx.saved_tensors
+        parts = _away(prior_mean, precision, means)
+        found = [
+            (away * weights).mul_(2 * g.to(away.dtype)).view(mean.shape).to(mean.dtype) if needed else None
+            for (away, weights), mean, needed in zip(parts, means, ctx.needs_input_grad[2:], strict=True)
+        ]
+        return None, None, *found
+
+
+def _away(prior_mean: Tensor, precision: Tensor, means: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """μ − m and 1/s² of each tensor."""
+    sizes = [mean.numel() for mean in means]
+    flat = [mean.detach().reshape(-1).to(precision.dtype) for mean in means]
+    if prior_mean.ndim:
+        flat = [mean - m for mean, m in zip(flat, prior_mean.split(sizes), strict=True)]
+    elif float(prior_mean):
+        flat = [mean - prior_mean for mean in flat]
+    return list(zip(flat, precision.split(sizes), strict=True))

@@ -9,8 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from lapwing._types import Float, Tensor
 from lapwing.curvature import Drawing, Labels, Signs
@@ -62,6 +64,20 @@ class FisherDiagonal(ABC):
     ) -> list[Tensor]:
         """One tensor for each of the parameter tensors, summed over the data of the batch."""
 
+    def weighted(
+        self,
+        outputs: Outputs,
+        tensors: Sequence[Tensor],
+        variances: Sequence[Float[Tensor, " _"]],
+        *,
+        draws: int,
+        generator: torch.Generator,
+        create_graph: bool,
+    ) -> Tensor:
+        """Σ_l σ_l² F_ll, σ² flat for each tensor."""
+        F = self.of(outputs, tensors, draws=draws, generator=generator, create_graph=create_graph)
+        return torch.stack([torch.dot(v, f.reshape(-1).to(v)) for v, f in zip(variances, F, strict=True)]).sum()
+
 
 @dataclass(frozen=True)
 class Drawn(FisherDiagonal):
@@ -83,12 +99,30 @@ class Drawn(FisherDiagonal):
         generator: torch.Generator,
         create_graph: bool,
     ) -> list[Tensor]:
-        total: list[Tensor] = []
+        rows = [self._rows(outputs, tensors, generator, create_graph) for _ in range(draws)]
+        return [torch.stack(of_tensor).square().mean(0) for of_tensor in zip(*rows, strict=True)]
+
+    def weighted(
+        self,
+        outputs: Outputs,
+        tensors: Sequence[Tensor],
+        variances: Sequence[Float[Tensor, " _"]],
+        *,
+        draws: int,
+        generator: torch.Generator,
+        create_graph: bool,
+    ) -> Tensor:
+        total = torch.zeros((), dtype=variances[0].dtype, device=variances[0].device)
         for _ in range(draws):
-            r = self._drawn(outputs, generator)
-            squares = [g.square() for g in outputs.pulled_back(r, tensors, create_graph=create_graph)]
-            total = squares if not total else [a + b for a, b in zip(total, squares, strict=True)]
-        return total if draws == 1 else [square / draws for square in total]
+            rows = self._rows(outputs, tensors, generator, create_graph)
+            for v, g in zip(variances, rows, strict=True):
+                total = total + _weighted_square(v, g.reshape(-1).to(v))
+        return total / draws
+
+    def _rows(
+        self, outputs: Outputs, tensors: Sequence[Tensor], generator: torch.Generator, create_graph: bool
+    ) -> list[Tensor]:
+        return outputs.pulled_back(self._drawn(outputs, generator), tensors, create_graph=create_graph)
 
     def _drawn(self, outputs: Outputs, generator: torch.Generator) -> Float[Tensor, "n t c"]:
         """r = Σ_g √c_g r_g over the levels of dispersion, whose draws are independent."""
@@ -173,6 +207,26 @@ def _rows_of_terms(
                 unit[n, t, c] = 1
                 rows.append(outputs.pulled_back(unit, tensors, create_graph=create_graph))
             yield (n, t), [torch.stack(of_tensor) for of_tensor in zip(*rows, strict=True)]
+
+
+class _WeightedSquare(torch.autograd.Function):
+    """Σ v g², with gradients 2 v g and g² in three passes; autograd takes six."""
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, g: Tensor) -> Tensor:
+        product = v * g
+        ctx.save_for_backward(product, g)
+        return torch.dot(product, g)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, c: Tensor) -> tuple[Tensor, Tensor]:
+        product, g = ctx.saved_tensors
+        return (c * g).mul_(g), (2 * c) * product
+
+
+def _weighted_square(v: Float[Tensor, " p"], g: Float[Tensor, " p"]) -> Tensor:
+    return _WeightedSquare.apply(v, g)
 
 
 FISHERS: dict[str, FisherDiagonal] = {

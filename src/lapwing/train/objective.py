@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from lapwing.runtime import distributed
 from lapwing.runtime.arguments import counted, positive_scale
 from lapwing.runtime.sandbox import borrowed, plain_tensors, random_state_kept
 from lapwing.train.batch_loss import BatchLoss
-from lapwing.train.divergence import divergence
+from lapwing.train.divergence import Divergence
 from lapwing.train.result import Result, posterior_of
 
 _START = -3.0  # log σ − log s
@@ -41,11 +43,25 @@ class Objective(BatchLoss):
         self.draws = self_draws
         std = self.prior.P0.diagonal.detach().rsqrt().to(self.number)
         self.register_buffer("prior_std", std, persistent=False)
-        self.register_buffer("prior_mean", self.prior.mean.to(self.number), persistent=False)
+        self.divergence = Divergence(self.prior, self.number)
         self.log_std = nn.Parameter(std.log() + _START)
+        self._variance: Tensor | None = None
 
-    prior_std: Tensor
-    prior_mean: Tensor
+    prior_std: Float[Tensor, " p"]
+
+    @contextmanager
+    def one_variance(self) -> Iterator[None]:
+        """σ² is worked out once inside, for whoever needs it."""
+        self._variance = (2 * self.log_std).exp()
+        try:
+            yield
+        finally:
+            self._variance = None
+
+    @property
+    def variance(self) -> Float[Tensor, " p"]:
+        """σ², in its graph."""
+        return (2 * self.log_std).exp() if self._variance is None else self._variance
 
     def terms(self, x: ModelInput, y: Any, *, create_graph: bool) -> tuple[Tensor, Tensor]:
         return self.averaged(x, y, draws=self.draws, create_graph=create_graph)
@@ -56,7 +72,7 @@ class Objective(BatchLoss):
 
     def kl(self) -> Scalar:
         """KL(q ‖ prior), float64."""
-        return divergence(self.flat_means(), self.log_std, self.prior_mean, self.prior_std)
+        return self.divergence(self.means(), self.log_std, self.variance)
 
     def logarithms(self) -> list[nn.Parameter]:
         return [self.log_std, *super().logarithms()]
@@ -96,7 +112,7 @@ class Objective(BatchLoss):
         """
         batches = None if data is None else as_batches(data, columns=self.columns)
         if batches is not None:
-            self.look_at(batches.first_of_all()[0])
+            self.look_at(batches.first_on_any_rank()[0])
         if self.few is None:
             raise InputError(
                 "posterior() linearises the network at some inputs, and this objective has seen none yet. Call it on a "

@@ -10,7 +10,7 @@ from torch import nn
 
 from lapwing import curvature
 from lapwing._types import Float, Tensor
-from lapwing.curvature import Estimate, Exact, FitStatistics, Survey
+from lapwing.curvature import Estimate, Exact, FitStatistics, ModelSummary
 from lapwing.data import Columns, ModelInput
 from lapwing.data.targets import ragged
 from lapwing.likelihoods import Gaussian, Likelihood, Sites
@@ -49,7 +49,7 @@ def posterior_of(result: Result) -> Posterior:
     if ragged(family, sites):
         linearised = replace(linearised, ragged=1 - sites.axis)
     prior = result.prior.on(linearised.network.device)
-    room = choose(curvature.Diag(), Needs(Survey(linearised, result.few), 1, parse_memory(None), prior.P0))
+    room = choose(curvature.Diag(), Needs(ModelSummary(linearised, result.few), 1, parse_memory(None), prior.P0))
     return Posterior(
         linearised,
         family,

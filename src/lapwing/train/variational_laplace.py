@@ -87,7 +87,8 @@ class VariationalLaplace(Objective):
             )
         outputs = self.observed(x, y)
         tensors = self.means()
-        F = self.fisher.of(outputs, tensors, draws=draws, generator=self.generator, create_graph=create_graph)
-        variances = (2 * self.log_std).exp().split([t.numel() for t in tensors])
-        products = [(v * f.reshape(-1).to(v)).sum() for v, f in zip(variances, F, strict=True)]
-        return outputs.log_lik(), 0.5 * torch.stack(products).sum()
+        variances = self.variance.split([t.numel() for t in tensors])
+        weighted = self.fisher.weighted(
+            outputs, tensors, variances, draws=draws, generator=self.generator, create_graph=create_graph
+        )
+        return outputs.log_lik(), 0.5 * weighted

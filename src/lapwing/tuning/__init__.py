@@ -1,4 +1,4 @@
-"""Prior precisions and noise by the evidence, by held-out data, or by sampling-based EM."""
+"""Choose prior precisions and noise: by the evidence, on held-out data, or by sampling-based EM."""
 
 from lapwing.tuning.budget import DEFAULT, EXACT, Budget
 from lapwing.tuning.evidence.fixed_point import iterate_fixed_point, take_fixed_point_steps
@@ -6,12 +6,12 @@ from lapwing.tuning.evidence.gradient import maximise_evidence
 from lapwing.tuning.evidence.joint import (
     Ascent,
     LinearTuning,
-    at_leisure,
     find_mode,
     quadratic_is_exact,
     tune_at_linear_mode,
+    with_tolerance,
 )
-from lapwing.tuning.evidence.position import Position
+from lapwing.tuning.evidence.state import TuningState
 from lapwing.tuning.step import Step
 from lapwing.tuning.validation.search import search_validation
 
@@ -21,9 +21,8 @@ __all__ = [
     "Ascent",
     "Budget",
     "LinearTuning",
-    "Position",
     "Step",
-    "at_leisure",
+    "TuningState",
     "find_mode",
     "iterate_fixed_point",
     "maximise_evidence",
@@ -31,4 +30,5 @@ __all__ = [
     "search_validation",
     "take_fixed_point_steps",
     "tune_at_linear_mode",
+    "with_tolerance",
 ]

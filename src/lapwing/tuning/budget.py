@@ -1,37 +1,37 @@
-"""What a search for hyperparameters may spend, and when it knows enough."""
+"""The budget of a hyperparameter search, and when it may stop early."""
 
 from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from lapwing.errors import InputError, InputTypeError
-from lapwing.linear_model import DEFAULT_PASSES, most_work
+from lapwing.linear_model import DEFAULT_PASSES, default_passes, most_work
 
-LEAST_PASSES = 2.7  # of a search by products with J: one product and a gradient
+LEAST_PASSES = 2.7  # minimum for a mode search by products with J: one product and a gradient
 _WORDS = 'a number of passes over the training data, a time such as "30s" or "2min", "fast", "balanced" or "exact"'
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Passes over the training data and seconds; `exact` solves to rounding, whatever it takes.
+    """Passes over the training data, and seconds; `exact` solves to rounding regardless of cost.
 
-    A pass is a forward and a backward pass of all the training data, as an epoch of training has it.
+    A pass is a forward and a backward pass over all training data, like an epoch of training.
     """
 
     passes: float = DEFAULT_PASSES
     seconds: float = inf
     exact: bool = False
-    asked: bool = False  # by the user; else the default
-    shape_only: bool = False  # held-out data choose the scale: relative precisions are enough
+    asked: bool = False  # given by the user
+    shape_only: bool = False  # held-out data choose the scale, so only relative precisions are needed
     started: float = field(default_factory=time.monotonic)
 
     @classmethod
     def parse(cls, budget: str | float | None) -> Budget:
-        """The words of the front door."""
+        """A budget from the argument of lw.tune."""
         if budget is None:
             return cls()
         if isinstance(budget, bool) or not isinstance(budget, int | float | str):
@@ -52,24 +52,29 @@ class Budget:
             raise InputError(f"budget: expected {_WORDS}, not negative, got {budget!r}.")
         return cls(passes, seconds, asked=True)
 
-    def affords_products(self) -> bool:
-        """Whether a search by products with J may start: it takes passes over the training data.
+    def by_default(self, macs: float) -> Budget:
+        """The same with the passes of a default budget where one takes so many multiplications."""
+        return self if self.asked or self.exact or self.shape_only else replace(self, passes=default_passes(macs))
 
-        Where held-out data choose the scale, the evidence at the trained weights gives relative precisions as good.
+    def affords_products(self) -> bool:
+        """Whether a mode search by products with J may start, which takes passes over the training data.
+
+        If held-out data choose the scale, the evidence at the trained weights gives equally good relative precisions.
         """
         return self.passes >= LEAST_PASSES and not self.only_shape
 
     @property
     def only_shape(self) -> bool:
-        """Whether nothing more than relative precisions is wanted, by default."""
+        """Whether only relative precisions are needed, because the budget is the default and held-out data set the
+        scale."""
         return self.shape_only and not self.asked
 
     def most_work(self, n: int) -> float:
-        """Multiplications that one factorisation of the linear model's Hessian may take, of n data."""
+        """Multiplications allowed for one factorisation of the linear model's Hessian, for n data."""
         return most_work(n) * self.passes / DEFAULT_PASSES
 
     def over(self) -> bool:
-        """Whether the time is spent."""
+        """Whether the time is used up."""
         return time.monotonic() - self.started > self.seconds
 
 

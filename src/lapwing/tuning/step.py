@@ -1,4 +1,4 @@
-"""One point of a tuning path, and how a posterior moves along it."""
+"""The record of one step of tuning, and helpers to change the hyperparameters of a posterior."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from lapwing.posterior import Posterior
 
 @dataclass(frozen=True)
 class Step:
-    """One point of a tuning path."""
+    """One step of tuning, as in `posterior.history`."""
 
     score: float  # log evidence, or minus the held-out NLL per likelihood term
     precisions: tuple[float, ...]
     noise_std: tuple[float, ...]
     note: str = ""
-    scale: float | None = None  # of all precisions, where held-out data choose it
+    scale: float | None = None  # common factor on all precisions, if chosen on held-out data
     evidence: float | None = None  # log evidence at that scale
 
 
@@ -51,7 +51,7 @@ def with_noise(posterior: Posterior, noise_std: Float[Tensor, " g"]) -> Posterio
 
 
 def at(posterior: Posterior, precisions: Float[Tensor, " g"], scales: Float[Tensor, " s"] | None) -> Posterior:
-    """The posterior at these precisions and, for a Gaussian, at the noise σ² = κ/c."""
+    """The posterior with these precisions and, for a Gaussian likelihood, noise σ² = κ/c."""
     moved = posterior.with_prior(posterior.prior.with_precisions(precisions))
     if scales is None or not isinstance(posterior.likelihood, Gaussian):
         return moved
@@ -59,6 +59,6 @@ def at(posterior: Posterior, precisions: Float[Tensor, " g"], scales: Float[Tens
 
 
 def log_bounds(posterior: Posterior) -> tuple[Float[Tensor, " g"], Float[Tensor, " g"]]:
-    """Bounds on the log precisions of each group; see `Posterior.precision_bounds`."""
+    """Bounds on the log precision of each group; see `Posterior.precision_bounds`."""
     low, high = posterior.precision_bounds()
     return low.log(), high.log()

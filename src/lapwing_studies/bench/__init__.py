@@ -1,1 +1,1 @@
-"""Tasks and their runners → plain records (JSON). Uses the public API only, as a user would."""
+"""Benchmark cases and their runners; results are plain records (JSON). Uses public names of lapwing only."""

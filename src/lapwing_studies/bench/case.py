@@ -1,10 +1,10 @@
-"""What is measured: work, the unit it is counted in, and the goal. One case runs in one process:
+"""Benchmark cases: the work, the unit that it is measured in, and the goal. Each case runs in its own process:
 
     python -m lapwing_studies.bench.case W3 kron-fit
-    python -m lapwing_studies.bench.case W2 kron-fit 8192  # with so many training data
+    python -m lapwing_studies.bench.case W2 kron-fit 8192  # with this many training data
 
-Unit and work are timed in turn, in CPU seconds on one thread, and the median ratio counts; so a slow machine, or one
-that is slow for a minute, gives the same number. The first run of the work is not timed: its memory is measured.
+Unit and work are timed alternately, in CPU seconds on one thread, and the median ratio is reported. The result is
+therefore independent of the machine's speed, also if that varies. The first run of the work measures memory, not time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from time import process_time
 from typing import Any, TypedDict
@@ -24,13 +26,13 @@ from lapwing.errors import InputError
 from lapwing_studies.bench.memory import peak_mib, resident_mib
 from lapwing_studies.bench.workloads import Workload, build
 
-GE, FW = "gradient epochs", "forward passes"
-N_POINTS = 1000  # of a Gaussian process
-PREDICTIVE_MIB = 512.0  # what any predictive may take above the model at 256 inputs
+GE, FW, STEP = "gradient epochs", "forward passes", "plain steps"
+N_POINTS = 1000  # points of the Gaussian process
+PREDICTIVE_MIB = 512.0  # goal for the memory of a prediction of 256 inputs, above the model
 
 
 class Row(TypedDict):
-    """One measurement. `ratio` is None where the case could not run, and `note` then says why."""
+    """One measurement. `ratio` is None if the case could not run; `note` then says why."""
 
     workload: str
     case: str
@@ -52,7 +54,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Case:
-    """`goals` names the workloads the case is for; None where it is measured without a goal."""
+    """`goals`: per workload that the case runs on; None means without a goal."""
 
     what: str
     unit: str
@@ -62,7 +64,7 @@ class Case:
 
 
 def measure(case_name: str, workload: Workload, *, seconds: float = 20.0) -> Row:
-    """Time one case on a workload: at least three rounds, at most nine, about so many seconds."""
+    """Time one case on a workload: three to nine rounds, for about `seconds` seconds."""
     case = CASES[case_name]
     workload.gradient_epoch()
     workload.forward()
@@ -83,7 +85,7 @@ def measure(case_name: str, workload: Workload, *, seconds: float = 20.0) -> Row
 
 
 def ratio(timed: Timed, seconds: float) -> float:
-    """Median over rounds of time(work) / time(unit); a short unit is repeated so that the clock can see it."""
+    """Median over rounds of time(work) / time(unit); a short unit is repeated for the resolution of the clock."""
     start = process_time()
     repeats = max(1, round(0.05 / max(_seconds(timed.unit), 1e-6)))
     ratios: list[float] = []
@@ -108,7 +110,7 @@ def _posterior(w: Workload, **options: Any) -> lw.Posterior:
 
 
 def _prepared(w: Workload, **options: Any) -> lw.Posterior:
-    """A posterior with its eigendecompositions at hand: they depend on the data alone, and are made once."""
+    """A posterior with cached eigendecompositions: they depend on the data only, and are computed once per fit."""
     posterior = _posterior(w, **options)
     posterior.outputs(w.x[:1]).var  # noqa: B018
     return posterior
@@ -127,7 +129,7 @@ def _covariance(structure: str) -> Callable[[Workload], Timed]:
 
 
 def _gp_fit(w: Workload) -> Timed:
-    """All of the 1,000 points, and their kernels factorised; the unit is a gradient epoch of these points."""
+    """Fit with 1,000 points, and factorise their kernels; the unit is a gradient epoch over these points."""
     w = w.with_data(N_POINTS)
     return Timed(lambda: _prepared(w, structure=lw.GP(coupling="independent")), w.gradient_epoch)
 
@@ -148,13 +150,58 @@ def _variances(w: Workload) -> Timed:
 
 
 def _tune(structure: str, mode: str) -> Callable[[Workload], Timed]:
-    """At the trained weights, as other libraries tune, no search with the data is part of it."""
+    """Tuning at the trained weights, as in other libraries; no mode search is included."""
 
     def prepare(w: Workload) -> Timed:
         posterior = _prepared(w, structure=structure)
         return Timed(lambda: lw.tune(posterior, mode=mode), w.gradient_epoch)
 
     return prepare
+
+
+def _step(make: Callable[..., Any] | None, **options: Any) -> Callable[[Workload], Timed]:
+    """A training step by an objective of lw.train on one batch, and a plain one of the same network with Adam."""
+
+    def prepare(w: Workload) -> Timed:
+        (x, y), model = w.batches[0], lw.train.smooth(w.model).train()
+        plain, adam = deepcopy(model), torch.optim.Adam
+
+        def plain_step(optimiser: torch.optim.Optimizer) -> None:
+            optimiser.zero_grad()
+            (w.loss(plain(x), y) / len(x)).backward()
+            optimiser.step()
+
+        unit = partial(plain_step, adam(plain.parameters()))
+        if make is None:
+            return Timed(unit, unit)
+        objective = make(model, w.likelihood, n_data=60_000, **options)
+        optimiser = adam(objective.param_groups(lr=1e-4))
+
+        def step() -> None:
+            optimiser.zero_grad()
+            objective(x, y).backward()
+            optimiser.step()
+
+        return Timed(step, unit)
+
+    return prepare
+
+
+def _marglik_epoch(w: Workload) -> Timed:
+    """An epoch with one update of 10 steps; the unit is a plain epoch with the fit that the update needs."""
+    data, options = list(w.batches), {"epochs": 1, "lr": 1e-4, "progress": False}
+
+    def with_evidence() -> None:
+        lw.train.marglik(deepcopy(w.model), data, w.likelihood, steps=10, fisher="mc", **options)
+
+    def plain_and_fits() -> None:
+        """As many fits as the other makes: one for the update, one for the posterior at the end."""
+        model = deepcopy(w.model)
+        lw.train.map(model, data, w.likelihood, **options)
+        for _ in range(2):
+            lw.fit(model, data, w.likelihood, structure="kron", fisher="mc", progress=False)
+
+    return Timed(with_evidence, plain_and_fits)
 
 
 CASES: dict[str, Case] = {
@@ -201,6 +248,28 @@ CASES: dict[str, Case] = {
     "variances": Case("output variances at 256 inputs, 1,000 classes", FW, {"W6": 5}, _variances, 200.0),
     "full-tune": Case("prior and noise tuned by the evidence, full", GE, {"W1": 5}, _tune("full", "network")),
     "tune": Case("prior tuned by the evidence", GE, {"W2": None, "W3": None}, _tune("kron", "network")),
+    "vl-step": Case(
+        "step of Variational Laplace",
+        STEP,
+        {"W2": 2.9, "W3": 2.9, "W4": 2.9, "W5": 2.9},
+        _step(lw.train.VariationalLaplace, allow_piecewise=True),
+    ),
+    "mean-field-step": Case(
+        "step of mean-field inference",
+        STEP,
+        {"W2": 1.25, "W3": 1.25, "W4": 1.25, "W5": 1.25},
+        _step(lw.train.MeanField),
+    ),
+    "local-step": Case(
+        "step of mean-field inference, local",
+        STEP,
+        {"W2": 2.2, "W3": 2.2, "W4": 2.2, "W5": 2.2},
+        _step(lw.train.MeanField, estimator="local"),
+    ),
+    "plain-step": Case("plain training step: its memory", STEP, {"W2": None, "W3": None}, _step(None)),
+    "marglik-epoch": Case(
+        "epoch by the marginal likelihood", "plain epoch and its fits", {"W2": None, "W3": None}, _marglik_epoch
+    ),
     "tune-linear": Case("linear mode found and prior tuned there", GE, {"W2": 18, "W3": 12.9}, _tune("kron", "linear")),
 }
 

@@ -1,4 +1,4 @@
-"""Memory of the running process, as the system sees it; None where the system does not say."""
+"""Memory of the running process; None if the system does not report it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def resident_mib() -> float | None:
-    """What the process holds now, after giving back what its allocator kept for later."""
+    """Current resident memory, after the allocator has returned its free memory."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
     return _field("VmRSS")
 
 
 def peak_mib(work: Callable[[], object]) -> float | None:
-    """The most the process held at any time during the work.
+    """Peak resident memory during the work.
 
-    The mark of the system's own is set back first: `ru_maxrss` remembers the preparation, and the parent process.
+    Resets the system's peak first: `ru_maxrss` would include the preparation and the parent process.
     """
     resident_mib()
     try:

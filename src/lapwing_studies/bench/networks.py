@@ -1,4 +1,4 @@
-"""Small networks, trained to a MAP estimate: the starting point of everything Lapwing does."""
+"""Small networks trained to a MAP estimate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 def mlp(widths: Sequence[int], *, seed: int) -> nn.Sequential:
-    """Linear layers with tanh in between. Torch's global random state is the same afterwards."""
+    """Linear layers with tanh in between. Restores torch's global random state."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         layers: list[nn.Module] = []
@@ -25,8 +25,8 @@ def train_map(
 ) -> nn.Module:
     """Full-batch Adam on Σₙ −log p(yₙ | f(xₙ; θ)) + ½ δ ‖θ‖², with a cosine schedule.
 
-    `loss` is the summed negative log likelihood and δ the prior's precision, so the optimum is the mode of the very
-    posterior that Lapwing describes. The objective is divided by N: that changes step sizes, not the optimum.
+    `loss` is the summed negative log likelihood and δ the prior precision, so the optimum is the mode of Lapwing's
+    posterior. Dividing the objective by N changes step sizes, not the optimum.
     """
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, n_steps)
@@ -43,7 +43,7 @@ def train_map(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Small networks gain little from a second thread, and on a busy machine they wait for it at every layer."""
+    """Run on one thread: small networks are not faster on two, and slower on a busy machine."""
     n_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

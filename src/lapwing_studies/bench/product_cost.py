@@ -26,7 +26,7 @@ _REPEATS = 3
 
 
 class ProductCost(TypedDict):
-    """Processor times in gradient passes over the same data; memory in MiB above what the process held before."""
+    """CPU times in units of a gradient pass over the same data; memory in MiB above that before the work."""
 
     width: int
     p: int
@@ -89,7 +89,7 @@ def measured(width: int, n_images: int) -> ProductCost:
     H = found[0].curvature
     v = torch.randn(N_VECTORS, p, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     one_mib, eight_mib = peak_mib(lambda: H.mv(v[:1])), peak_mib(lambda: H.mv(v))
-    # In turn, so that a busy machine slows all of them alike.
+    # Alternate, so that a busy machine slows down all of them equally.
     rounds = [(_seconds(gradient), _seconds(lambda: H.mv(v[:1])), _seconds(lambda: H.mv(v))) for _ in range(_REPEATS)]
     return ProductCost(
         width=width,
@@ -106,7 +106,7 @@ def measured(width: int, n_images: int) -> ProductCost:
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """Of this process alone: others on the machine take turns with it, but not its time."""
+    """CPU seconds of this process only, so other processes do not count."""
     start = time.process_time()
     work()
     return time.process_time() - start

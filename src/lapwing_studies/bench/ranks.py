@@ -1,9 +1,9 @@
-"""What a fit costs on 1, 2 and 4 processes: CPU seconds of a rank, and bytes it receives, against the cost model.
+"""Cost of a fit on 1, 2 and 4 processes: CPU seconds per rank and bytes received, compared with a cost model.
 
     python -m lapwing_studies.bench.ranks
 
-A rank's share of the passes is 1/W of the work. A sum over ranks brings a rank twice the tensor, less a W-th of it;
-eigenvectors of Kronecker factors come once, from the ranks that found them.
+Each of W ranks does 1/W of the passes. An all-reduce transfers twice the tensor to each rank, less a W-th of it.
+Eigenvectors of Kronecker factors are received once, from the ranks that computed them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def measured(structure: str, world: int) -> tuple[float, int]:
-    """The most CPU seconds that any rank took, and the bytes that rank 0 received."""
+    """The largest CPU seconds of any rank, and the bytes that rank 0 received."""
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(_fit, (structure, world, folder), nprocs=world)
         said = [Path(folder, f"rank{r}").read_text().split() for r in range(world)]
@@ -49,7 +49,7 @@ def measured(structure: str, world: int) -> tuple[float, int]:
 
 
 def model(structure: str, world: int) -> float:
-    """Bytes that a rank receives in sums over ranks and from decompositions; small messages are left out."""
+    """Bytes that a rank receives in all-reduces and decompositions, without small messages."""
     p = sum((i + 1) * o for i, o in pairwise(WIDTHS))
     factors = sum((i + 1) ** 2 + o**2 for i, o in pairwise(WIDTHS))
     vectors = factors + sum(i + 1 + o for i, o in pairwise(WIDTHS))  # eigenvectors and eigenvalues
@@ -76,7 +76,7 @@ def _fit(rank: int, structure: str, world: int, folder: str) -> None:
 
 
 def counted() -> Callable[[], int]:
-    """From now on, count the bytes that exchanges of tensors bring to this process."""
+    """From now on, count the bytes that this process receives in exchanges of tensors."""
     total, exchanges = [0], (dist.all_gather, dist.all_to_all_single, dist.broadcast)
 
     def all_gather(parts: list[Tensor], own: Tensor, **options: Any) -> Any:

@@ -1,6 +1,6 @@
-"""The shape of the demo's record: plain JSON values, so that a report can be made anywhere, at any time.
+"""The record of the demo as plain JSON values, so that the report can be rendered separately.
 
-Lists, not tensors; `None` where a number does not exist. `lapwing_studies.report` reads these and nothing else.
+Lists instead of tensors; None where a number does not exist. `lapwing_studies.report` reads only these.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import TypedDict
 
 
 class Setting(TypedDict):
-    """One line of "what was run": shown under the report's title."""
+    """One line of the settings, shown under the report's title."""
 
     name: str
     value: str
@@ -71,7 +71,7 @@ class Bins(TypedDict):
 
 
 class MethodCurves(TypedDict):
-    """What the figures need of one way to predict: its calibration, its entropies on digits and on photographs."""
+    """One predictive method for the figures: its calibration, and its entropies on digits and photographs."""
 
     method: str
     ece: float
@@ -82,7 +82,7 @@ class MethodCurves(TypedDict):
 
 
 class Example(TypedDict):
-    """One image and what the MAP network and the GLM predictive say about it; a photograph has no label."""
+    """An image and the predictions of MAP and GLM for it; a photograph has no label."""
 
     pixels: list[list[float]]
     label: int | None
@@ -93,7 +93,7 @@ class Example(TypedDict):
 
 
 class EvidenceCurve(TypedDict):
-    """The sampled network has a coarser grid of its own: it costs a forward pass per weight draw."""
+    """Evidence and NLL by precision. The sampled network has a coarser grid: each draw costs a forward pass."""
 
     precision: list[float]
     log_evidence: list[float]
@@ -108,7 +108,7 @@ class EvidenceCurve(TypedDict):
 
 
 class Answers(TypedDict):
-    """What a network says to a set of images: its commonest label, that label's share, the mean confidence."""
+    """Predictions for a set of images: the most frequent label, its share, and the mean confidence."""
 
     label: int
     share: float

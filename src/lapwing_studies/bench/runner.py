@@ -1,4 +1,4 @@
-"""Every case in a process of its own: no case sees another's memory, caches or threads."""
+"""Run every case in its own process, so that cases do not share memory, caches or threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def run(workload: str | None = None, *, limit: float = 900.0) -> Iterator[Row]:
-    """Rows as they are measured; a case that fails or takes too long is a row that says so."""
+    """Rows as they are measured; a case that fails or exceeds its limit gives a row with a note."""
     for name, case in listed(workload):
         yield _row(name, case, limit)
 
@@ -48,6 +48,6 @@ def failed(workload: str, case: str, note: str) -> Row:
 
 
 def merged(old: list[Row], new: list[Row]) -> list[Row]:
-    """Old rows, with those measured again replaced."""
+    """The old rows, with those measured again replaced."""
     rows = {(row["workload"], row["case"]): row for row in [*old, *new]}
     return [rows[pair] for pair in listed() if pair in rows]

@@ -1,4 +1,4 @@
-"""How much work the demo does."""
+"""Sizes of the demo."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The six workloads: a network, training data in batches and test inputs, the same every time.
+"""The six workloads: a network, training data in batches, and test inputs, all reproducible.
 
-Data are generated and weights random or briefly trained: what is measured is time and memory, which depend on neither.
-Nothing is downloaded, and nothing but torch is imported: other libraries are measured on the same networks.
+Data are random, and weights are random or briefly trained: time and memory depend on neither. Nothing is downloaded,
+and only torch is imported, so that other libraries can be measured on the same networks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """A network and what it is asked about."""
+    """A network with training data and test inputs."""
 
     name: str
     described: str
@@ -31,7 +31,7 @@ class Workload:
     loss: Loss = field(default=lambda f, y: F.cross_entropy(f, y, reduction="sum"))
 
     def gradient_epoch(self) -> None:
-        """One forward and backward pass over the training data, in their batches."""
+        """One forward and backward pass over the training batches."""
         for x, y in self.batches:
             self.model.zero_grad(set_to_none=True)
             self.loss(self.model(x), y).backward()
@@ -47,7 +47,7 @@ class Workload:
         return sum(p.numel() for p in self.model.parameters())
 
     def with_data(self, n: int) -> Workload:
-        """The same with n other data of the same kind."""
+        """The same with n random data of the same kind."""
         x, y = self.batches[0]
         generator = torch.Generator().manual_seed(n)
         X = torch.rand(n, *x.shape[1:], generator=generator)
@@ -58,13 +58,13 @@ class Workload:
         return replace(self, batches=list(zip(X.split(128), Y.split(128), strict=True)))
 
     def smaller(self, n: int) -> Workload:
-        """The same with one batch of n data and n test inputs: proves that a case runs, and nothing else."""
+        """The same with one batch of n data and n test inputs: only to test that a case runs."""
         x, y = self.batches[0]
         return Workload(self.name, self.described, self.model, [(x[:n], y[:n])], self.x[:n], self.likelihood, self.loss)
 
 
 def build(name: str) -> Workload:
-    """A workload by its name, W1 … W6; torch's global random state is the same afterwards."""
+    """A workload by name, W1 … W6. Restores torch's global random state."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return WORKLOADS[name]()
@@ -108,7 +108,7 @@ def _w5_mha() -> Workload:
 
 
 def _w6() -> Workload:
-    # The body is frozen and its features are computed beforehand, as one does; what is left is the last layer.
+    # The frozen body's features are precomputed, as in practice; only the last layer remains.
     model = nn.Sequential(nn.Identity(), nn.Linear(2048, 1000))
     return _classifier("W6", "last layer 2048 → 1000 on given features", model, (2048,), 4096, n_classes=1000)
 
@@ -182,7 +182,7 @@ class ResNet20(nn.Sequential):
 
 
 class PlainAttention(nn.Module):
-    """Self-attention written out with linear layers: every one of them is seen by hooks."""
+    """Self-attention made of linear layers, so that hooks see all of them."""
 
     def __init__(self, width: int, n_heads: int) -> None:
         super().__init__()
@@ -223,8 +223,8 @@ class TransformerBlock(nn.Module):
 class ViT(nn.Module):
     """Patches of 4 × 4, width 128, five blocks: about a million parameters.
 
-    With affine norms the positions are learnt as well, as people have it; without, all parameters are weights of linear
-    and convolutional layers, which is what other libraries can run.
+    With affine norms the positions are learnt as well, as usual. Without, all parameters are weights of linear and
+    convolutional layers, which is what other libraries support.
     """
 
     def __init__(self, attention: Callable[[int, int], nn.Module], *, affine: bool) -> None:

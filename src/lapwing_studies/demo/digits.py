@@ -1,4 +1,4 @@
-"""Handwritten digits: accuracy, calibration, and an alarm for inputs nobody trained for."""
+"""Handwritten digits: accuracy, calibration, and out-of-distribution detection."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SWEEP = (-2.0, 4.0)
 
 @dataclass(frozen=True)
 class Probs:
-    """Class probabilities on the test digits, on patches of photographs, and on the test digits turned by 90°."""
+    """Class probabilities on the test digits, on patches of photographs, and on the test digits rotated by 90°."""
 
     test: Tensor
     photos: Tensor
@@ -41,7 +41,7 @@ class Probs:
 
 @dataclass(frozen=True)
 class Scored:
-    """One way to predict: its row of the table, and its probabilities."""
+    """A predictive method: its row of the table, and its probabilities."""
 
     row: DigitsRow
     probs: Probs
@@ -49,7 +49,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The posterior at the prior it was trained with, at the evidence's choice, and at the held-out digits' choice."""
+    """The posterior with the precision of training, of the evidence, and of the held-out digits."""
 
     trained: lw.Posterior
     by_evidence: lw.Posterior
@@ -58,7 +58,7 @@ class Tuned:
 
 
 def run(size: Size, *, seed: int, stage: Callable[[str], None]) -> DigitsRecord:
-    """Train, fit the full posterior, tune its prior by the evidence and by held-out NLL, score every predictive."""
+    """Train, fit the full posterior, tune its prior by the evidence and by held-out NLL, and score every predictive."""
     data = load(size.n_digits, seed=seed)
     stage("digits: train")
     model = mlp([SIDE * SIDE, size.n_hidden, 10], seed=seed)
@@ -76,7 +76,7 @@ def run(size: Size, *, seed: int, stage: Callable[[str], None]) -> DigitsRecord:
         scored += [_score_sampled(posterior, data, tuning, size, generator), _score_glm(posterior, data, tuning)]
     scored.append(_score_sampled(sampled_best, data, "validation", size, generator))
     scored.append(_score_glm(tuned.by_validation, data, "validation"))
-    # The pictures show what a plain lw.tune gives; the table has every row.
+    # The figures show the result of plain lw.tune; the table has all rows.
     shown = [s for s in scored if s.row["tuning"] in ("–", "evidence")]
     return DigitsRecord(
         parameters=n_parameters(model),
@@ -107,9 +107,9 @@ def _tune(trained: lw.Posterior, data: Digits) -> Tuned:
 
 
 def _sweep(tuned: Tuned, model: nn.Module, data: Digits, size: Size, seed: int) -> tuple[EvidenceCurve, lw.Posterior]:
-    """Evidence and held-out NLL along a grid of precisions; also the posterior that suits the sampled network best."""
+    """Evidence and held-out NLL on a grid of precisions; and the posterior with the best sampled-network NLL."""
     x, y = data.validation.x, data.validation.y
-    # Tuning with held-out data has tried a grid already; its path is the GLM's curve.
+    # Tuning with held-out data has evaluated a grid already; its history is the curve of the GLM.
     tried = [step for step in tuned.by_validation.history if "tried" in step.note]
     path = [step for step in tried if SWEEP[0] <= math.log10(step.precisions[0]) <= SWEEP[1]]
     coarse = torch.logspace(*SWEEP, size.n_precisions).tolist()
@@ -137,7 +137,7 @@ def _at(posterior: lw.Posterior, model: nn.Module, precision: float) -> lw.Poste
 
 
 def _sampled_nll(posterior: lw.Posterior, x: Tensor, y: Tensor, size: Size, seed: int) -> float:
-    """Every precision sees the same standard normal draws, so the curve is smooth."""
+    """All precisions use the same standard normal draws, which makes the curve smooth."""
     generator = torch.Generator().manual_seed(seed)
     p: Any = posterior.predict(x, predictive="bnn", n_samples=size.n_samples, generator=generator)
     return metrics.nll(p.log_prob(y))
@@ -202,7 +202,7 @@ def _curves(scored: Scored, data: Digits) -> MethodCurves:
 
 
 def _examples(map_: Scored, glm: Scored, data: Digits, *, n: int = 8) -> list[Example]:
-    """The digits of highest GLM entropy, and the patches where MAP is surer than the GLM by most."""
+    """The digits with the highest GLM entropy, and the patches where MAP is most overconfident relative to the GLM."""
     hardest = _entropy(glm.probs.test).argsort(descending=True)[:n].tolist()
     boldest = (map_.probs.photos.amax(-1) - glm.probs.photos.amax(-1)).argsort(descending=True)[:n].tolist()
     digits = [_example(data.test.x[k], int(data.test.y[k]), map_.probs.test[k], glm.probs.test[k]) for k in hardest]

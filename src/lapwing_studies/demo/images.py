@@ -1,4 +1,4 @@
-"""Images of 8 × 8 pixels that scikit-learn ships: digits to learn, and inputs that nobody trained for."""
+"""Images of 8 × 8 pixels from scikit-learn: digits, and out-of-distribution inputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Digits:
-    """Digits in three parts, and two sets of inputs, each as large as the test set, from outside their distribution."""
+    """Digits in three parts, and two sets of out-of-distribution inputs as large as the test set."""
 
     train: Split
     validation: Split
@@ -51,7 +51,7 @@ def quarter_turn(x: Tensor) -> Tensor:
 
 
 def photo_patches(n: int, *, seed: int) -> Tensor:
-    """n random windows of scikit-learn's two photographs, grey, averaged down to 8 × 8, each stretched to [0, 1]."""
+    """n random windows of scikit-learn's two photographs, grey, averaged to 8 × 8, each rescaled to [0, 1]."""
     from sklearn.datasets import load_sample_images
 
     generator = torch.Generator().manual_seed(seed)
@@ -63,6 +63,6 @@ def _patch(photo: Tensor, generator: torch.Generator) -> Tensor:
     top, left = (int(torch.randint(side - WINDOW + 1, (), generator=generator)) for side in photo.shape)
     window = photo[top : top + WINDOW, left : left + WINDOW]
     pooled = window.reshape(SIDE, WINDOW // SIDE, SIDE, WINDOW // SIDE).mean((1, 3))
-    # A window of plain sky has no contrast to stretch; below one grey level it is left dark.
+    # A window of plain sky has no contrast; below one grey level it is not rescaled.
     contrast = (pooled.max() - pooled.min()).clamp_min(1 / 255)
     return ((pooled - pooled.min()) / contrast).flatten()

@@ -1,4 +1,4 @@
-"""Two moons: maps of what a classifier believes over the plane."""
+"""Two moons: maps of a classifier's predictions over the plane."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from lapwing_studies.bench.sizes import Size
 
 NOISE = 0.15
 EXTENT = (-3.2, 4.2, -3.0, 3.5)
-# Each is trained with; the evidence picks the one that is shown.
+# A network is trained with each; the one with the highest evidence is shown.
 PRECISIONS = (1.0, 0.3, 0.1)
 
 
 def run(size: Size, *, seed: int, stage: Callable[[str], None]) -> MoonsRecord:
-    """Train at several priors, keep the one of highest evidence, and predict on a grid."""
+    """Train with several priors, keep the network with the highest evidence, and predict on a grid."""
     from sklearn.datasets import make_moons
 
     points, labels = make_moons(size.n_moons, noise=NOISE, random_state=seed)
@@ -72,7 +72,7 @@ def _class_one(probs: Tensor) -> Tensor:
 
 
 def _grid(n: int) -> Tensor:
-    """n × n points, rows of y from low to high, x fastest."""
+    """n × n points: y from low to high, with x the fast axis."""
     x, y = torch.linspace(EXTENT[0], EXTENT[1], n), torch.linspace(EXTENT[2], EXTENT[3], n)
     rows, columns = torch.meshgrid(y, x, indexing="ij")
     return torch.stack([columns.flatten(), rows.flatten()], -1)

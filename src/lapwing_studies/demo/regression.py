@@ -1,4 +1,4 @@
-"""A noisy curve, measured on two sides of a gap: does the error bar know where the data are?"""
+"""A noisy curve measured on two sides of a gap: are error bars larger in the gap?"""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SWEEP = (-2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0)
 
 @dataclass(frozen=True)
 class Gaussians:
-    """One normal distribution per point: all that a regression score asks for."""
+    """One normal distribution per point, enough for every regression score."""
 
     mean: Tensor
     std: Tensor
@@ -46,7 +46,7 @@ class Curve:
         return torch.sin(1.4 * x + self.phase) + self.slope * x
 
     def measure(self, n: int, places: tuple[tuple[float, float], ...], g: torch.Generator) -> tuple[Tensor, Tensor]:
-        """n noisy measurements, shared evenly between intervals."""
+        """n noisy measurements, equally many in each interval."""
         parts = [low + (high - low) * torch.rand(n // len(places), 1, generator=g) for low, high in places]
         x = torch.cat(parts).sort(0).values
         return x, self(x) + NOISE_STD * torch.randn(x.shape, generator=g)
@@ -61,9 +61,9 @@ class Fitted:
 
 
 def run(size: Size, *, seed: int, stage: Callable[[str], None]) -> RegressionRecord:
-    """Fit several random curves and average their scores; the picture shows the first.
+    """Fit several random curves and average their scores; the figure shows the first.
 
-    Several, because on one curve the coverage of a gap is luck: the network may happen to guess right.
+    On a single curve, coverage in the gap depends on whether the network extrapolates correctly by chance.
     """
     generator = torch.Generator().manual_seed(seed)
     stage("regression: train and fit")
@@ -154,7 +154,7 @@ def _mean_rows(runs: list[list[RegressionRow]]) -> list[RegressionRow]:
 
 
 def _map_prediction(model: nn.Module, x: Tensor, train: tuple[Tensor, Tensor]) -> Gaussians:
-    """What people do without a posterior: one noise level, from the training residuals, everywhere."""
+    """The baseline without a posterior: a constant noise level from the training residuals."""
     with torch.no_grad():
         f = model(x)
         noise_std = metrics.rmse(model(train[0]), train[1])
@@ -174,5 +174,5 @@ def _row(method: str, where: str, p: Gaussians, y: Tensor, log_prob: Tensor) -> 
 
 
 def _list(values: Tensor) -> list[float]:
-    """A column as plain numbers; six digits are more than a picture can show."""
+    """A column as plain numbers with six digits, enough for a figure."""
     return [round(v, 6) if math.isfinite(v) else v for v in values.detach().double().flatten().tolist()]

@@ -1,4 +1,4 @@
-"""`lapwing demo`: three small networks, their posteriors, and how well their error bars do."""
+"""`lapwing demo`: three small networks, their posteriors, and the quality of their error bars."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ N_STAGES = 10
 
 
 def run(*, seed: int = 0, size: Size = DEMO) -> DemoRecord:
-    """Run all three tasks and return the record that the report and the tables are made of.
+    """Run the three tasks and return the record from which report and tables are made.
 
-    Same seed, same machine, same numbers. Under a minute at the default size.
+    Reproducible for a seed on one machine. Under a minute with the default size.
     """
     for module, package in [("sklearn", "scikit-learn"), ("PIL", "pillow")]:
         if find_spec(module) is None:
@@ -55,7 +55,7 @@ def run(*, seed: int = 0, size: Size = DEMO) -> DemoRecord:
 
 
 class _Stages:
-    """Names the running stage on the bar and counts the one before as done."""
+    """Shows the current stage on the bar, and counts the previous one as done."""
 
     def __init__(self, bar: tqdm) -> None:
         self._bar, self._begun = bar, 0

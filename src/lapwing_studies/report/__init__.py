@@ -1,4 +1,4 @@
-"""Records → tables, figures, page. Reads plain JSON records, never the library's own objects."""
+"""Render records as tables, figures and pages. Reads plain JSON records, not objects of the library."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ N_EXAMPLES = 3
 
 @dataclass(frozen=True)
 class Line:
-    """One pair, over its seeds."""
+    """One pair of datasets, over its seeds."""
 
     runs: tuple[AlarmRun, ...]
 
@@ -170,7 +170,7 @@ def figures(record: AlarmRecord) -> list[Figure]:
 
 
 def examples(record: AlarmRecord) -> list[Example]:
-    """Those of the first run with images."""
+    """The examples of the first run with images."""
     return next((run["examples"][:N_EXAMPLES] for run in record["runs"] if run["examples"]), [])
 
 

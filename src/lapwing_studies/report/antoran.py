@@ -72,7 +72,7 @@ def networks(record: AntoranRecord) -> list[str]:
 
 
 def values(record: AntoranRecord, network: str, way: tuple[str, str], key: str) -> list[float]:
-    """One number for each seed."""
+    """One number per seed."""
     runs = [run for run in record["runs"] if run["network"] == network]
     return [_number(row, key) for run in runs for row in run["rows"] if (row["evidence"], row["prior"]) == way]
 
@@ -83,7 +83,7 @@ def _number(row: Row, key: str) -> float:
 
 
 def better(record: AntoranRecord) -> tuple[int, int]:
-    """In how many columns, of how many, the evidence at the linear mode has the smaller mean NLL."""
+    """In how many columns, out of how many, evidence at the linear mode has the smaller mean NLL."""
     pairs = [(network, prior) for network in networks(record) for prior in ("single", "multiple")]
     wins = [
         fmean(values(record, network, ("linear mode", prior), "nll"))

@@ -10,18 +10,19 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from lapwing_studies.bench.records import Setting
+from lapwing_studies.report.claims import table_of
 from lapwing_studies.report.figures import Figure, Key, panel
 from lapwing_studies.report.palette import GLM, GRID, MUTED, OUTSIDE, SAMPLED
 from lapwing_studies.report.palette import MAP as MAP_COLOUR
 from lapwing_studies.report.study import StudyPage, write_picture
 from lapwing_studies.report.tables import Cell, Table
 from lapwing_studies.report.template import Headline
+from lapwing_studies.reproduce.claims import Claim
 from lapwing_studies.reproduce.summary import (
     BOTH,
     EVIDENCE,
     MAP,
     TEMPERATURE,
-    Claim,
     Line,
     claims,
     lines,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 METHODS = (MAP, TEMPERATURE, EVIDENCE, BOTH)
 COLOURS = {MAP: MAP_COLOUR, TEMPERATURE: OUTSIDE, EVIDENCE: SAMPLED, BOTH: GLM}
 LOOKS = {MAP: "dot map", TEMPERATURE: "dot outside", EVIDENCE: "dot sampled", BOTH: "dot glm"}
-WIDEST = 0.25  # nats: what is further from temperature scaling is drawn as an arrow at the edge
+WIDEST = 0.25  # nats: larger differences to temperature scaling are drawn as arrows at the edge
 
 
 def page(record: BatteryRecord, command: str) -> StudyPage:
@@ -74,33 +75,23 @@ def _headline(claim: Claim) -> Headline:
 
 
 def claims_table(record: BatteryRecord) -> Table:
-    rows = tuple(
-        (Cell(c.says, c.says), Cell(c.wanted, c.wanted), Cell(c.found, c.found), _verdict(c)) for c in claims(record)
+    return table_of(
+        claims(record),
+        title="What is asked of the defaults",
+        see="Counts asked of twelve tasks are asked of the same share of these.",
     )
-    return Table(
-        "claims",
-        "What is asked of the defaults",
-        "Counts asked of twelve tasks are asked of the same share of these.",
-        ("claim", "wanted", "found", "verdict"),
-        rows,
-    )
-
-
-def _verdict(claim: Claim) -> Cell:
-    words = "holds" if claim.holds else "missed"
-    return Cell(words, words)
 
 
 def nll_table(record: BatteryRecord) -> Table:
-    """Test NLL with its standard error, and whether `diagnose()` warned where the evidence alone did worse."""
+    """Test NLL with its standard error, and whether `diagnose()` warned if the evidence alone did worse."""
     return Table(
         "nll",
         "Test NLL, nats per point",
         _over_seeds(record["n_seeds"]),
         ("task", "network", "training", *METHODS, "evidence alone"),
         tuple(_nll_row(task) for task in lines(record)),
-        "Bold is the best of its row. “Warned” means that diagnose() had a concern about the evidence: that it is not "
-        "to be trusted there, or only indicative.",
+        "Bold is the best of its row. “Warned” means that diagnose() had a concern about the evidence: that it is "
+        "unreliable there, or only indicative.",
     )
 
 
@@ -122,7 +113,7 @@ def score_table(record: BatteryRecord, key: str, title: str, see: str, sign: flo
 
 
 def _best_of(task: Line, key: str, sign: float) -> list[Cell]:
-    """The four methods; what prints the same as the best is as good."""
+    """The four methods; values that print the same as the best count as best."""
     shown = {m: f"{task.mean(m, key):.3f}" for m in METHODS}
     best = shown[min(METHODS, key=lambda m: sign * task.mean(m, key))]
     return [
@@ -195,7 +186,7 @@ ALARMS = Dots("OOD-AUC", METHODS, lambda task, method: task.mean(method, "ood_au
 
 
 def picture(record: BatteryRecord, path: Path) -> Path:
-    """What each method gains on temperature scaling."""
+    """The gain of each method over temperature scaling."""
     tasks = lines(record)
     return write_picture([partial(_gains_with_legend, tasks=tasks)], path, shape=(9.0, 1.4 + 0.3 * len(tasks)))
 

@@ -1,4 +1,4 @@
-"""Benchmark rows → a chart and a Markdown table; other libraries' rows, where there are any, stand beside ours."""
+"""Render benchmark rows as a chart and a Markdown table, with the rows of other libraries if there are any."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PANELS = ("gradient epochs", "forward passes")
 
 
 def write_chart(rows: list[Row], peers: list[Any], path: Path) -> Path:
-    """One panel for each unit: a bar per case, a mark at its goal, a diamond for each other library."""
+    """One panel per unit: a bar for each case, a mark at its goal, a diamond for each other library."""
     groups = [[row for row in rows if row["unit"] == unit and row["ratio"] is not None] for unit in _PANELS]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9, 1.6 + 0.34 * sum(map(len, groups))), layout="constrained", facecolor=PAPER)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Line:
-    """One data set, over its seeds."""
+    """One dataset, over its seeds."""
 
     runs: tuple[ConformalRun, ...]
 
@@ -39,7 +39,7 @@ class Line:
 
     @property
     def lengths(self) -> tuple[float, float]:
-        """Scaled by the posterior, and constant."""
+        """Mean lengths of intervals: scaled by the posterior, and constant."""
         return self.mean(lambda run: run["scaled"]["length"]), self.mean(lambda run: run["constant"]["length"])
 
     @property

@@ -1,4 +1,4 @@
-"""Each picture once, on axes someone else made: the page makes SVG panels of them, the README one PNG."""
+"""Draw figures on given axes: as SVG panels of the page, and as one PNG for the README."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ COLOUR_MAPS = {"probability": "PuOr_r", "epistemic": "viridis", "aleatoric": "vi
 
 
 def regression(ax: Axes, record: RegressionRecord, *, bands: Sequence[int]) -> None:
-    """Data, truth, mean, function draws and 95% bands; `bands` picks which prior precisions are drawn.
+    """Data, truth, mean, function draws and 95% bands; `bands` selects the prior precisions that are drawn.
 
-    Every layer carries a gid, so that a page can show and hide it.
+    Every layer has a gid, so that the page can show and hide it.
     """
     for index in bands:
         _band(ax, record, record["bands"][index], suffix=str(index))
@@ -62,7 +62,7 @@ def _band(ax: Axes, record: RegressionRecord, band: Band, *, suffix: str) -> Non
 
 
 def _limits(record: RegressionRecord) -> tuple[float, float]:
-    """Room for the tuned band where it matters; far outside the data it may leave the picture."""
+    """Limits that fit the tuned band near the data; far away it may be cut off."""
     mean, std = np.asarray(record["mean"]), np.asarray(record["bands"][record["tuned"]]["total_std"])
     x = np.asarray(record["x"])
     near = (x > min(record["train_x"]) - 0.6) & (x < max(record["train_x"]) + 0.6)
@@ -79,7 +79,7 @@ def reliability(ax: Axes, curves: MethodCurves) -> None:
     ):
         if accuracy is None:
             continue
-        # Opacity says how much a bar may be trusted: a bin with three points is not a finding.
+        # Opacity shows the number of points: a bin with three points is not significant.
         ax.bar(
             lower,
             accuracy,
@@ -140,7 +140,7 @@ def evidence(ax: Axes, curve: EvidenceCurve) -> None:
     ax.semilogx(precision, log_evidence, color=GLM)
     _mark(ax, curve["trained_with"], "trained with", MUTED, side="right")
     _mark(ax, curve["by_evidence"], "evidence optimum", GLM, side="left")
-    # Far from the optimum the curve falls like −δ‖θ‖²/2 and would flatten everything worth seeing.
+    # Far from the optimum the curve falls like −δ‖θ‖²/2 and would compress the interesting range.
     near = log_evidence[np.abs(np.log10(precision / curve["by_evidence"])) <= 1.2]
     room = max(1.0, 0.08 * float(np.ptp(near)))
     ax.set(ylim=(near.min() - room, near.max() + room))
@@ -162,7 +162,7 @@ def held_out(ax: Axes, curve: EvidenceCurve) -> None:
 
 
 def _mark(ax: Axes, x: float, label: str, colour: str, *, side: Literal["left", "center", "right"]) -> None:
-    """A dotted line at x, its label above the axes; `side` is the part of it that stands over the line."""
+    """A dotted line at x with a label above the axes; `side` is the part of the label at the line."""
     ax.axvline(x, color=colour, linewidth=1.2, linestyle=(0, (1, 2)))
     ax.annotate(
         f" {label} ", (x, 1.02), xycoords=("data", "axes fraction"), va="bottom", ha=side, color=colour, fontsize=10

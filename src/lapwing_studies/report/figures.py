@@ -1,4 +1,4 @@
-"""Demo records → figures: a heading, one sentence saying what to see, and SVG panels that the page lays out."""
+"""Figures of the demo: a heading, one sentence on what to see, and SVG panels that the page arranges."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Key:
-    """One entry of a legend. `look` is a CSS class: a swatch of a colour; `layers` name the gids it can switch."""
+    """An entry of a legend. `look` is a CSS class (a colour swatch); `layers` are the gids that it switches."""
 
     label: str
     look: str
@@ -55,7 +55,7 @@ class Figure:
 
 
 def panel(name: str, title: str, paint: Callable[[Axes], None], *, shape: tuple[float, float] = (4.2, 3.3)) -> str:
-    """One set of axes as an SVG element. `shape` is in inches, 72 points each."""
+    """One set of axes as an SVG element; `shape` in inches, 72 points each."""
     with matplotlib.rc_context(STYLE):
         canvas = Canvas(figsize=shape, layout="constrained")
         paint(canvas.subplots())
@@ -190,7 +190,7 @@ def evidence(record: DigitsRecord) -> Figure:
 
 
 def _verdict(curve: EvidenceCurve) -> str:
-    """How the two choices compare, in words that follow the numbers."""
+    """A sentence that compares the two choices, depending on the numbers."""
     if curve["by_validation"] >= 0.99 * curve["precision"][-1]:
         return (
             "Held-out NLL pushes the precision to the end of the grid, where the GLM is the MAP network again: on "

@@ -20,7 +20,7 @@ from lapwing_studies.reproduce.published import IMMER_2021
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from lapwing_studies.reproduce.immer import ImmerRecord, Score
+    from lapwing_studies.reproduce.immer import ImmerRecord, SplitScore
 
 METHODS = ("MAP", "BNN", "GLM", "GLM diag", "GLM mode", "GLM refine", "GLM refine d", "GP")
 LOOKS = {
@@ -30,7 +30,7 @@ LOOKS = {
     "GLM diag": ("v", GLM),
     "GLM refine": ("D", INK),
 }
-Choose = Callable[["ImmerRecord", str, str], "list[Score]"]
+Choose = Callable[["ImmerRecord", str, str], "list[SplitScore]"]
 
 
 def page(record: ImmerRecord, command: str) -> StudyPage:
@@ -73,9 +73,9 @@ def names(record: ImmerRecord) -> list[str]:
     return list(dict.fromkeys(run["name"] for run in record["runs"]))
 
 
-def _scores(record: ImmerRecord, name: str, method: str) -> dict[int, list[Score]]:
-    """By split, one score for each precision."""
-    found: dict[int, list[Score]] = {}
+def _scores(record: ImmerRecord, name: str, method: str) -> dict[int, list[SplitScore]]:
+    """Scores by split, one for each precision."""
+    found: dict[int, list[SplitScore]] = {}
     for run in record["runs"]:
         some = [score for score in run["scores"] if score["method"] == method] if run["name"] == name else []
         if some:
@@ -83,29 +83,29 @@ def _scores(record: ImmerRecord, name: str, method: str) -> dict[int, list[Score
     return found
 
 
-def chosen_by_split(record: ImmerRecord, name: str, method: str) -> list[Score]:
-    """The precision with the best validation NLL, in every split for itself."""
+def chosen_by_split(record: ImmerRecord, name: str, method: str) -> list[SplitScore]:
+    """The precision with the best validation NLL, chosen separately for every split."""
     return [min(some, key=_validation) for some in _scores(record, name, method).values()]
 
 
-def chosen_together(record: ImmerRecord, name: str, method: str) -> list[Score]:
-    """The precision with the best mean validation NLL, the same in all splits."""
+def chosen_together(record: ImmerRecord, name: str, method: str) -> list[SplitScore]:
+    """The precision with the best mean validation NLL, shared by all splits."""
     by_split = _scores(record, name, method)
-    by_precision: dict[float, list[Score]] = {}
+    by_precision: dict[float, list[SplitScore]] = {}
     for score in (score for some in by_split.values() for score in some):
         by_precision.setdefault(score["precision"], []).append(score)
     whole = [some for some in by_precision.values() if len(some) == len(by_split)]
     return min(whole, key=lambda some: fmean(s["validation"] for s in some), default=[])
 
 
-def mean_and_error(scores: list[Score]) -> tuple[float, float]:
-    """Mean and standard error of the test NLL; of one split there is no error."""
+def mean_and_error(scores: list[SplitScore]) -> tuple[float, float]:
+    """Mean and standard error of the test NLL; a single split has no error."""
     values = [score["nll"] for score in scores]
     return fmean(values), stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
 def claims(record: ImmerRecord) -> dict[str, tuple[int, int]]:
-    """On how many sets, of those on which both were fitted, the order is the published one."""
+    """On how many datasets the order of methods is the published one, out of those where both were fitted."""
     pairs = {
         "GLM < BNN": ("GLM", "BNN"),
         "GLM < GLM diag": ("GLM", "GLM diag"),
@@ -128,12 +128,12 @@ def _both(record: ImmerRecord, name: str, *methods: str) -> tuple[float, ...] | 
     return tuple(fmean(values) for values in best)
 
 
-def _validation(score: Score) -> float:
+def _validation(score: SplitScore) -> float:
     return score["validation"]
 
 
 def levels(record: ImmerRecord) -> tuple[int, int]:
-    """How many of MAP, BNN, GLM and GLM diag are where they were published: within 2 √(se² + se²), or 7%."""
+    """How many of MAP, BNN, GLM and GLM diag agree with the published values: within 2 √(se² + se²), or 7%."""
     near = [_near(record, n, m) for n in names(record) for m in ("MAP", "BNN", "GLM", "GLM diag")]
     return sum(near), len(near)
 
@@ -146,7 +146,7 @@ def _near(record: ImmerRecord, name: str, method: str) -> bool:
 
 
 def _at_every_precision(record: ImmerRecord) -> float:
-    """The share of (set, split, precision) at which the GLM has the better NLL than the BNN."""
+    """Share of (dataset, split, precision) where the GLM has a better NLL than the BNN."""
     wins = []
     for run in record["runs"]:
         by = {(s["method"], s["precision"]): s["nll"] for s in run["scores"]}
@@ -155,7 +155,7 @@ def _at_every_precision(record: ImmerRecord) -> float:
 
 
 def nll_table(record: ImmerRecord, choose: Choose, key: str, title: str) -> Table:
-    """A column for every method that was fitted somewhere, a blank where it was not."""
+    """A column for every method that was fitted on some dataset, blank where it was not."""
     methods = [method for method in METHODS if any(_scores(record, name, method) for name in names(record))]
     rows = []
     for name in names(record):

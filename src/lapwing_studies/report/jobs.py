@@ -33,7 +33,7 @@ def cost_row(record: JobRecord) -> list[str]:
 
 
 def quality_row(record: JobRecord) -> list[str]:
-    """NLL of the test rows, and what it took on top of the one training."""
+    """NLL of the test rows, and CPU seconds in addition to training one network."""
     methods = {method["method"]: method for method in record["methods"]}
     cells = []
     for name in QUALITY[1:]:
@@ -55,7 +55,7 @@ def judgement(goal: Judged) -> str:
 
 
 def markdown(records: Sequence[JobRecord]) -> str:
-    """Two tables: what it costs, and what it is worth."""
+    """Two tables: cost, and quality."""
     cost = _table(COST, [cost_row(record) for record in records])
     worth = _table(QUALITY, [quality_row(record) for record in records if record["methods"]])
     return f"{cost}\n\n{worth}"

@@ -1,4 +1,4 @@
-"""Records → one self-contained HTML file: no network, no other files, readable in twenty years."""
+"""Render records as one self-contained HTML file, which needs no network and no other files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def write_page(record: DemoRecord, path: Path) -> Path:
-    """Write the demo's page to `path`, making its folder, and return where it is."""
+    """Write the demo's page to `path`, creating its folder; returns the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(render(record), encoding="utf-8")
     return path
@@ -35,7 +35,7 @@ def render(record: DemoRecord) -> str:
 
 
 def headlines(record: DemoRecord) -> list[Headline]:
-    """Three results in words. They only ever state what the record holds: a bad run reads as a bad run."""
+    """Three results as sentences, which depend on the record: bad results are reported as such."""
     gap = {row["method"]: row for row in record["regression"]["rows"] if row["where"] == "in the gap"}
     rows = {r["method"]: r for r in record["digits"]["rows"] if r["tuning"] in ("–", "evidence")}
     return [
@@ -56,7 +56,7 @@ def headlines(record: DemoRecord) -> list[Headline]:
 
 
 def _frames(record: DemoRecord) -> str:
-    """What the slider under the regression says for each prior precision."""
+    """The text for each prior precision of the regression slider."""
     regression = record["regression"]
     middle = sum(regression["gap"]) / 2
     nearest = min(range(len(regression["x"])), key=lambda k: abs(regression["x"][k] - middle))

@@ -1,7 +1,7 @@
-"""Colours of the report, and how a matplotlib figure becomes an SVG that follows the page's light or dark theme.
+"""Colours of the report, and conversion of matplotlib figures to SVG that follows the page's light or dark theme.
 
-Figures are drawn with the light colours below. In the SVG each is replaced by a CSS variable of the same name, so the
-page decides what it looks like; a PNG simply keeps them. The hues stay apart for colour-blind readers.
+Figures are drawn with the light colours below. In the SVG each is replaced by a CSS variable of the same name, which
+the page defines; a PNG keeps the light colours. The hues can be distinguished by colour-blind readers.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ STYLE: Any = {
     "lines.linewidth": 2.0,
     "lines.solid_capstyle": "round",
     "image.interpolation": "bilinear",
-    # Text stays text (the reader can search and select it), ids do not change between runs.
+    # Text stays text, so that it can be searched and selected; ids are the same in every run.
     "svg.fonttype": "none",
     "svg.hashsalt": "lapwing",
 }
@@ -70,7 +70,7 @@ STYLE: Any = {
 def to_svg(figure: Figure, *, name: str, title: str) -> str:
     """The figure as an `<svg>` element: no prolog, no metadata, ids prefixed by `name`, colours as CSS variables.
 
-    Ids are prefixed because several figures share one page, and a clip path of one must not hide another.
+    Ids are prefixed because several figures share a page, and equal ids of clip paths would conflict.
     """
     out = io.StringIO()
     figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
@@ -85,7 +85,7 @@ def to_svg(figure: Figure, *, name: str, title: str) -> str:
 
 
 def _label(svg: str, *, name: str, title: str) -> str:
-    """Give the element a name for screen readers, and let the page choose its size (the view box keeps the shape)."""
+    """Add a label for screen readers, and remove the fixed size (the view box keeps the aspect ratio)."""
     opening, rest = svg.split(">", 1)
     opening = re.sub(r'\s(width|height)="[^"]*"', "", opening)
     escaped = title.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

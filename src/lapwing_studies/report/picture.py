@@ -1,4 +1,4 @@
-"""Records → one PNG: the demo in a glance, for a README."""
+"""The demo as a single PNG, for a README."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TITLES = {
 
 
 def write_picture(record: DemoRecord, path: Path, *, dpi: int = 100) -> Path:
-    """The regression band above, three two-moons maps below; on paper colour, so it reads on any page."""
+    """The regression band above, three two-moons maps below, on the report's background colour."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({**STYLE, "figure.facecolor": PAPER, "axes.titlesize": 11}):
         canvas = Canvas(figsize=(10.0, 6.6), layout="constrained")

@@ -103,7 +103,7 @@ def _precisions(record: PreconditionerRecord, inputs: str) -> list[float]:
 
 
 def _drawn(record: PreconditionerRecord, inputs: str) -> float:
-    """The prior precision of a panel: the weakest where there are very weak ones."""
+    """The prior precision of a panel: the weakest, if there are very weak ones."""
     weakest = _precisions(record, inputs)[-1]
     return weakest if weakest < 0.1 else DRAWN
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from lapwing_studies.reproduce.quality import EnsembleRun, QualityRecord, QualityRun
 
-MARGIN = 0.005  # nats by which no task may be above temperature scaling
+MARGIN = 0.005  # nats by which a task may be worse than temperature scaling
 METHODS = (("MAP", MAP), ("temperature", SAMPLED), ("Lapwing", GLM))
 
 
@@ -41,7 +41,7 @@ class Line:
 
     @property
     def gain(self) -> float:
-        """Below temperature scaling, nats; the mean over seeds."""
+        """Nats below temperature scaling, mean over seeds."""
         return self.nll("temperature") - self.nll("Lapwing")
 
     @property
@@ -51,7 +51,7 @@ class Line:
 
     @property
     def trainings(self) -> float:
-        """What fit, tune and predict take, in trainings of one network."""
+        """Cost of fit, tune and predict, in units of training one network."""
         ours = fmean(sum(run["seconds"][k] for k in ("fit", "tune", "predict")) for run in self.runs)
         return ours / fmean(run["seconds"]["train"] for run in self.runs)
 

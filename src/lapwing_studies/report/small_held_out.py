@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from lapwing_studies.reproduce.small_held_out import HeldOutRecord, HeldOutRow
 
-_AXIS = 0.25  # nats either side in the picture; what lies further is drawn at its edge
+_AXIS = 0.25  # limits of the axis in nats; values beyond are drawn at the edge
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Runs:
 
     @property
     def losses(self) -> list[float]:
-        """Test NLL above the network's as it was trained; negative where tuning gains."""
+        """Test NLL minus that of the plain network; negative values are gains."""
         return [row["tuned"] - row["network"] for _, row in self.rows]
 
     @property

@@ -1,4 +1,4 @@
-"""The page of a study: what was asked, what came out, how it was made. Every study fills the same template."""
+"""The page of a study: question, result, and settings. All studies use the same template."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class StudyPage:
 
 
 def write_study(page: StudyPage, path: Path) -> Path:
-    """Write the page to `path`, making its folder, and return where it is."""
+    """Write the page to `path`, creating its folder; returns the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(filled("study.html.j2", asset("common.js"), study=page), encoding="utf-8")
     return path
 
 
 def write_picture(axes: Sequence[Paint], path: Path, *, shape: tuple[float, float]) -> Path:
-    """Panels side by side as one picture on paper colour, for a documentation page."""
+    """Panels side by side as one picture, for a documentation page."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({**STYLE, "figure.facecolor": PAPER}):
         canvas = Canvas(figsize=shape, layout="constrained")
@@ -50,7 +50,7 @@ def write_picture(axes: Sequence[Paint], path: Path, *, shape: tuple[float, floa
 
 
 def markdown(table: Table) -> str:
-    """The table for a documentation page: words left, numbers right, the best of a column in bold."""
+    """The table as Markdown: text left-aligned, numbers right-aligned, the best of a column in bold."""
     words = [any(isinstance(row[k].sort, str) for row in table.rows) for k in range(len(table.columns))]
     lines = [_line(table.columns), _line(["---" if w else "---:" for w in words])]
     lines += [_line([_marked(cell) for cell in row]) for row in table.rows]

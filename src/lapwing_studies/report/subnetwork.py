@@ -58,7 +58,7 @@ def page(record: SubnetworkRecord, command: str) -> StudyPage:
 
 
 def _mean_share(record: SubnetworkRecord, method: str, k: int) -> float:
-    """Doubt in the gaps relative to that of all weights, mean over seeds."""
+    """Standard deviation in the gaps relative to that of the full posterior, mean over seeds."""
     shares = [_row(run, method, k)["gap_std"] / _row(run, "all weights", 2600)["gap_std"] for run in record["runs"]]
     return fmean(shares)
 

@@ -1,4 +1,4 @@
-"""Records → tables: named columns and rows of numbers, printed the same way in a terminal and on a page."""
+"""Tables with named columns, printed in the same way in a terminal and on a page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cell:
-    """What is shown, what a table is sorted by, and whether it is the best of its column."""
+    """The text, the sort key, and whether it is the best of its column."""
 
     text: str
     sort: float | str
@@ -31,7 +31,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, the record key under it, how to print it, and how far it is from ideal (`None`: it is not a score)."""
+    """A heading, its record key, the number format, and the distance from the ideal (None: not a score)."""
 
     heading: str
     key: str
@@ -77,7 +77,7 @@ def digits(record: DigitsRecord) -> Table:
 
 
 def _price(record: DigitsRecord) -> str:
-    """What the evidence's prior costs or saves in NLL, in words that follow the rows."""
+    """A sentence on what the evidence's prior costs or gains in NLL, depending on the rows."""
     nll = {r["method"]: r["nll"] for r in record["rows"] if r["tuning"] in ("–", "evidence")}
     numbers = f"{nll['GLM']:.3f} against {nll['MAP']:.3f} for the plain network"
     if nll["GLM"] <= nll["MAP"]:
@@ -107,6 +107,6 @@ def _rows(columns: Sequence[Column], records: Sequence[Any]) -> tuple[tuple[Cell
 
 
 def _cell(column: Column, value: Any, best: dict[str, str]) -> Cell:
-    """What prints the same is equally good: a difference beyond the last digit shown is not a finding."""
+    """Values that print the same are marked alike: a difference beyond the last digit is not significant."""
     text = column.show(value)
     return Cell(text, -1.0 if value is None else value, "best" if text == best.get(column.key) else "")

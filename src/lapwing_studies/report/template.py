@@ -1,4 +1,4 @@
-"""Templates → HTML files that stand alone: style and script inside, every request forbidden."""
+"""Fill templates to self-contained HTML files: style and script inline, all requests forbidden."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lapwing_studies.report.palette import DARK, LIGHT
 
 @dataclass(frozen=True)
 class Headline:
-    """One result in words: a number, and what it says."""
+    """A result: a number, and a sentence about it."""
 
     value: str
     says: str
@@ -24,8 +24,8 @@ class Headline:
 def filled(template: str, script: str, **values: Any) -> str:
     """The template with its values.
 
-    The content-security policy forbids every request; the one script is allowed by its hash, so nothing injected into
-    a record could run either. Pictures inside the SVGs are `data:` URIs.
+    The content-security policy forbids every request. The one script is allowed by its hash, so a script injected
+    through a record could not run. Pictures inside the SVGs are `data:` URIs.
     """
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=jinja2.FunctionLoader(asset)

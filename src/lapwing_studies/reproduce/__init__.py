@@ -1,1 +1,1 @@
-"""`lapwing reproduce`: experiments on real data, each (network, seed) kept in the output folder and never run twice."""
+"""`lapwing reproduce`: experiments on real data. Each (network, seed) is stored in the output folder and run once."""

@@ -1,6 +1,6 @@
-"""How well alarms tell inputs apart that a network was not trained for, and how often they are false.
+"""How well alarms detect out-of-distribution inputs, and their rate of false alarms.
 
-The alarm's score was chosen on seeds 0 and 1 of these pairs; the study runs on seeds from 2 on.
+The alarm's score was chosen on seeds 0 and 1 of these pairs; the study uses seeds from 2 on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ METHODS = ("entropy", "temperature", "p.epistemic", "alarm")
 
 
 class Example(TypedDict):
-    """An image that raised the alarm: its pixels, from 0 to 255, what the network calls it, and how surely."""
+    """An image that raised the alarm: its pixels (0 to 255), the network's label, and its confidence."""
 
     pixels: list[list[int]]
     label: int
@@ -38,7 +38,7 @@ class Example(TypedDict):
 
 
 class AlarmRun(TypedDict):
-    """One pair at one seed. `scale` is what held-out NLL multiplied the precisions by."""
+    """One pair at one seed. `scale` is the factor on the precisions that held-out NLL chose."""
 
     pair: str
     inside: str
@@ -67,7 +67,7 @@ class AlarmRecord(TypedDict):
 
 
 def run(study: Study) -> AlarmRecord:
-    """Every pair whose data are there, at every seed."""
+    """Every pair whose data are available, at every seed."""
     jobs = [AlarmJob(pair, FIRST_SEED + k, study) for pair in listed(study.folder) for k in study.seeds]
     if not jobs:
         raise InputError("alarm: no data. Name the folder that holds them: --data FOLDER.")
@@ -95,7 +95,7 @@ class AlarmJob:
         return self.pair.parts(self.study.folder, self.seed, self.study.effort)
 
     def network(self) -> nn.Module:
-        """The trained network, from the store where it is kept."""
+        """The trained network, from the store if it is there."""
         model = seeded(lambda: self.pair.network(self.parts), seed=self.seed)
         if not self.study.store.load_weights(self.name, self.made_with, model):
             recipe = self.pair.recipe.at_most(self.study.effort.n_epochs)
@@ -148,7 +148,7 @@ def _epistemic(posterior: lw.Posterior, x: Tensor) -> Tensor:
 
 
 def _examples(model: nn.Module, parts: Parts, p_values: Tensor, n: int = 3) -> list[Example]:
-    """Of the images from outside that raised the alarm, those of which the network is surest."""
+    """The out-of-distribution images that raised the alarm and on which the network is most confident."""
     confidence, label = scores.outputs(model, parts.outside).softmax(-1).max(-1)
     order = torch.where(p_values <= LEVEL, confidence, -1.0).argsort(descending=True)[:n].tolist()
     return [

@@ -26,7 +26,7 @@ N_TEST = 500
 
 
 class Row(TypedDict):
-    """One way to tune. `precision` is the geometric mean over weights; the plain network has none."""
+    """One way of tuning. `precision` is the geometric mean over weights; the plain network has none."""
 
     evidence: str
     prior: str
@@ -81,7 +81,7 @@ class AntoranJob:
 
     @property
     def effort(self) -> Effort:
-        """Fewer test images than elsewhere: each network is scored five times."""
+        """Fewer test images than in other studies, as each network is scored five times."""
         return replace(self.study.effort, n_test=min(self.study.effort.n_test, N_TEST))
 
     @property
@@ -142,7 +142,9 @@ class AntoranJob:
         return _row("none (MAP)", "–", "–", None, score, 0.0)
 
 
-def _row(evidence: str, prior: str, groups: str, precision: float | None, score: scores.Score, seconds: float) -> Row:
+def _row(
+    evidence: str, prior: str, groups: str, precision: float | None, score: scores.ScoreRow, seconds: float
+) -> Row:
     return Row(
         evidence=evidence,
         prior=prior,

@@ -1,4 +1,4 @@
-"""Small networks as people build them, with and without normalisation."""
+"""Common small network architectures, with and without normalisation."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def cnn(side: int, channels: Sequence[int], n_outputs: int, norm: Layer = plain)
 
 
 def seeded(build: Callable[[], nn.Module], *, seed: int) -> nn.Module:
-    """What `build` makes with torch's random numbers started at `seed`; the global state is the same afterwards."""
+    """Call `build` with torch's random state seeded, and restore the global state afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build()

@@ -1,7 +1,7 @@
-"""The banana: where MAP, sampled and linearised networks doubt, and what depth does to them.
+"""The banana dataset: uncertainty of MAP, sampled and linearised networks, and the effect of depth.
 
 After figure 4 of Immer, Korzepa and Bauer (2021): two-dimensional data, tanh layers of 50 units, full Laplace–GGN. The
-precision is the one with the best validation NLL of the GLM. Without the data set, made-up bananas are drawn.
+precision is the one with the best validation NLL of the GLM. Without the dataset, synthetic bananas are drawn.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEPTHS = (1, 2, 3)
 WIDTH = 50
 N_TRAIN, N_EPOCHS = 1000, 1000
 REACH, N_GRID = 5.0, 61
-FAR = 4.0  # from the nearest datum
+FAR = 4.0  # distance from the nearest datum
 
 
 class DepthRow(TypedDict):
@@ -36,7 +36,7 @@ class DepthRow(TypedDict):
 
 
 class BananaRun(TypedDict):
-    """Maps are rows of x₂ from below, of the network with two layers."""
+    """Maps have rows of increasing x₂, for the network with two layers."""
 
     source: str
     n_train: int
@@ -60,8 +60,8 @@ def run(study: Study) -> BananaRecord:
     return BananaRecord(study="banana", effort=study.effort.name, n_seeds=1, runs=done(study, [BananaJob(study)]))
 
 
-def made_up(n: int, *, seed: int) -> tuple[Tensor, Tensor]:
-    """Two bent clouds, one inside the other's bow, standardised."""
+def synthetic(n: int, *, seed: int) -> tuple[Tensor, Tensor]:
+    """Two crescent-shaped clouds, one inside the other, standardised."""
     generator = torch.Generator().manual_seed(seed)
     y = torch.arange(n) % 2
     t = 2.6 * (torch.rand(n, generator=generator) - 0.5)
@@ -97,7 +97,7 @@ class BananaJob:
             found = uci.split(self.study.folder, "banana", 0)
             some = shuffled(len(found.train), seed=0)[: self.n_train]
             return uci.UciSplit(found.train.rows(some), found.validation, found.test, 2)
-        x, y = made_up(3 * self.n_train, seed=0)
+        x, y = synthetic(3 * self.n_train, seed=0)
         third = [slice(i * self.n_train, (i + 1) * self.n_train) for i in range(3)]
         train, validation, test = (Split(x[rows], y[rows]) for rows in third)
         return uci.UciSplit(train, validation, test, 2)
@@ -147,7 +147,7 @@ class BananaJob:
         return case, row
 
     def _nlls(self, case: Case, log_probs: Tensor) -> tuple[float, float]:
-        """Of validation and of test rows."""
+        """NLL on validation and test rows."""
         n, y = len(self.data.validation), torch.cat([self.data.validation.y, self.data.test.y])
         observed = log_probs.gather(1, y[:, None])[:, 0]
         return metrics.nll(observed[:n]), metrics.nll(observed[n:])

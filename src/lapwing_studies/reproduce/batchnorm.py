@@ -1,4 +1,4 @@
-"""A batch-normed network on one-dimensional data with gaps: what the classic evidence does to its error bars."""
+"""A network with BatchNorm on one-dimensional data with gaps: error bars with the classic evidence."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Band(TypedDict):
 
 
 class BatchNormRow(TypedDict):
-    """One way to tune: `precision` is the geometric mean over weights, `gap_std` the mean epistemic standard deviation
+    """One way of tuning. `precision`: geometric mean over weights. `gap_std`: mean epistemic standard deviation
     between the data, in units of the target's."""
 
     evidence: str
@@ -94,7 +94,7 @@ def network() -> nn.Module:
 
 @dataclass(frozen=True)
 class Curve:
-    """The data in the network's units: both axes standardised by the training points."""
+    """The data in the network's units: both axes standardised with the training points."""
 
     parts: Parts
     scale_x: Scaling
@@ -103,7 +103,7 @@ class Curve:
 
 
 def data(seed: int, *, n: int = N_PER_PLACE) -> Curve:
-    """n points in each of three places, 80% to train on; test points everywhere, in the gaps as well."""
+    """n points in each of three intervals, 80% for training; test points everywhere, including the gaps."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.cat([low + (high - low) * torch.rand(n, 1, generator=generator) for low, high in PLACES])
     x = x[shuffled(len(x), seed=seed)]
@@ -134,7 +134,7 @@ class BatchNormJob:
 
     @property
     def recipe(self) -> Recipe:
-        # The whole study takes seconds; only a toy cuts it short.
+        # The whole study takes seconds; only tests shorten it.
         return RECIPE.at_most(5) if self.study.effort.name == "toy" else RECIPE
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The battery without knobs: fit, tune and predict with default arguments, beside what needs no posterior."""
+"""The battery: fit, tune and predict with default arguments on many tasks, against methods without a posterior."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lapwing_studies.bench.networks import n_parameters
 from lapwing_studies.reproduce import scores
 from lapwing_studies.reproduce.architectures import seeded
 from lapwing_studies.reproduce.parts import Parts, Split
-from lapwing_studies.reproduce.scores import Score
+from lapwing_studies.reproduce.scores import ScoreRow
 from lapwing_studies.reproduce.study import Study, done, timed, told
 from lapwing_studies.reproduce.tasks import Task, listed
 from lapwing_studies.reproduce.training import train
@@ -23,8 +23,8 @@ METHODS = ("MAP", "temperature", "evidence", "evidence + validation")
 
 
 class Run(TypedDict):
-    """One task at one seed. `concerns` is what `diagnose()` says of the posterior that the evidence alone tuned,
-    `chosen` what the held-out data took."""
+    """One task at one seed. `concerns`: those of `diagnose()` for the posterior tuned by the evidence alone. `chosen`:
+    what held-out data chose."""
 
     task: str
     seed: int
@@ -38,7 +38,7 @@ class Run(TypedDict):
     n_validation: int
     n_test: int
     seconds: dict[str, float]
-    scores: list[Score]
+    scores: list[ScoreRow]
     concerns: list[str]
     notices: list[str]
     chosen: str
@@ -52,7 +52,7 @@ class BatteryRecord(TypedDict):
 
 
 def run(study: Study) -> BatteryRecord:
-    """Every task whose data are there, at every seed."""
+    """Every task whose data are available, at every seed."""
     runs = done(study, jobs(study))
     return BatteryRecord(study="battery", effort=study.effort.name, n_seeds=study.n_seeds, runs=runs)
 
@@ -82,7 +82,7 @@ class BatteryJob:
         return self.task.source(self.study.folder, self.seed, self.study.effort)
 
     def network(self) -> nn.Module:
-        """The trained network, from the store where it is kept."""
+        """The trained network, from the store if it is there."""
         model = seeded(lambda: self.task.network(self.parts), seed=self.seed)
         if not self.study.store.load_weights(self.name, self.made_with, model):
             train(model, self.parts, self.task.loss, self.task.trained_with(self.study.effort), seed=self.seed)
@@ -90,7 +90,7 @@ class BatteryJob:
         return model.eval()
 
     def run(self) -> Run:
-        """Train, fit, tune both ways, score all four."""
+        """Train, fit, tune in both ways, and score all four methods."""
         parts = self.parts
         model, trained = timed(self.network)
         posterior, fitted = timed(lambda: lw.fit(model, _pair(parts.train), self.task.likelihood))
@@ -119,7 +119,7 @@ class BatteryJob:
             chosen=both.history[-1].note,
         )
 
-    def _scores(self, model: nn.Module, alone: lw.Posterior, both: lw.Posterior) -> list[Score]:
+    def _scores(self, model: nn.Module, alone: lw.Posterior, both: lw.Posterior) -> list[ScoreRow]:
         parts, classes = self.parts, self.task.kind != "numbers"
         plain: list[Any]
         if classes:

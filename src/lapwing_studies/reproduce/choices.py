@@ -1,4 +1,4 @@
-"""The two choices that studies of the evidence compare: where it is evaluated, and how many precisions there are."""
+"""The two options that studies of the evidence compare: where it is evaluated, and the groups of the prior."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODES = {"linear mode": "linear", "trained weights": "network"}
 def tuned(posterior: lw.Posterior, model: nn.Module, data: Any, evidence: str, groups: str) -> lw.Posterior:
     """The posterior tuned by the evidence, evaluated at the linear mode or at the trained weights.
 
-    With the curvature at the network's outputs, as published: the studies compare points of the evidence, no more.
+    The curvature is that at the network's outputs, as published, so that only the point of the evidence differs.
     """
     if groups == "normalised":
         posterior = posterior.with_prior(lw.prior(model, groups=groups, data=data))

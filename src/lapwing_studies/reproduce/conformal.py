@@ -1,4 +1,4 @@
-"""Intervals with a guarantee on UCI regressions: scaled by the posterior, and of constant width."""
+"""Conformal intervals on UCI regression: scaled by the posterior, and of constant width."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HIDDEN = (50, 50)
 
 
 class Interval(TypedDict):
-    """Of test targets in standard deviations of the training targets: how many are covered, by how long intervals."""
+    """Coverage and mean length of intervals for test targets, in standard deviations of the training targets."""
 
     coverage: float
     length: float
@@ -90,7 +90,7 @@ class ConformalJob:
         return model.eval()
 
     def run(self) -> ConformalRun:
-        """Half of the held-out rows tune, the other half calibrates both kinds of interval: nine at least."""
+        """Half of the held-out rows tune, the other half (at least nine) calibrates both kinds of interval."""
         parts, n_held_out = self.parts, len(self.parts.validation)
         n = min(n_held_out // 2, n_held_out - LEAST)
         tune_on, calibrate_on = (parts.validation.rows(rows) for rows in (slice(n), slice(n, None)))

@@ -1,4 +1,4 @@
-"""How much work a study does."""
+"""Sizes of a study."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Effort:
-    """Caps on rows and training epochs, the number of seeds, and a name under which results are kept."""
+    """Limits on rows and training epochs, the number of seeds, and the name under which results are stored."""
 
     name: str
     n_train: int
@@ -18,4 +18,10 @@ class Effort:
 
 FULL = Effort("full", n_train=1000, n_test=1000, n_epochs=200, n_seeds=3)
 QUICK = Effort("quick", n_train=400, n_test=200, n_epochs=30, n_seeds=1)
+FAITHFUL = Effort("faithful", n_train=60_000, n_test=10_000, n_epochs=200, n_seeds=3)  # for people with a GPU
 TOY = Effort("toy", n_train=60, n_test=30, n_epochs=2, n_seeds=1)
+
+
+def of_tier(tier: str) -> Effort:
+    """The standard tier is stored as "full", its name before there were three."""
+    return {"quick": QUICK, "standard": FULL, "faithful": FAITHFUL}[tier]

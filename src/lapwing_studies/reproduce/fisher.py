@@ -1,7 +1,7 @@
-"""What the kind of curvature is worth: exact columns, random combinations of them, and labels drawn from the model.
+"""Compare kinds of Fisher: exact columns, random combinations of them, and labels drawn from the model.
 
-Networks with several classes, fitted with Kronecker factors and tuned with held-out data: what a fit costs, and what
-sampling changes of the test NLL, of the variances and of the evidence.
+Networks with several classes, fitted with Kronecker factors and tuned with held-out data: the cost of a fit, and the
+effect of sampling on the test NLL, on variances and on the evidence.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lapwing_studies.reproduce.tasks import Task, listed
 
 TASKS = ("digits-mlp", "digits-cnn", "vehicle", "waveform", "fashion-mnist", "mnist", "cifar-10")
 PRECISION = 10.0  # of the prior under which variances and evidence are compared
-_LOOKED_AT = 100  # test inputs whose variances are compared
+_LOOKED_AT = 100  # test inputs on which variances are compared
 
 
 def _kinds(seed: int) -> dict[str, Any]:
@@ -35,8 +35,8 @@ def _kinds(seed: int) -> dict[str, Any]:
 
 
 class KindRow(TypedDict):
-    """`variances` is the root mean squared log ratio of the output variances to the exact ones; `evidence` is in nats
-    per datum above the exact one."""
+    """`variances`: root mean squared log ratio of output variances to the exact ones. `evidence`: nats per datum above
+    the exact one."""
 
     kind: str
     gradient_epochs: float

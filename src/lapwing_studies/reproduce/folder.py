@@ -1,4 +1,4 @@
-"""A folder of data sets, as `--data` names it: numpy archives, read without pickle, checked before they are used."""
+"""The folder of datasets given by `--data`: numpy archives, read without pickle, and validated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLOUR = {"cifar10_train": "cifar10_train_a", "cifar10_test": "cifar10_test", "s
 
 @dataclass(frozen=True)
 class DataFolder:
-    """Where data sets are; `None` leaves those that scikit-learn brings along."""
+    """Where datasets are; None leaves those included in scikit-learn."""
 
     path: Path | None
 
@@ -24,11 +24,11 @@ class DataFolder:
         return self.path is not None and (self.path / f"{file}.npz").is_file()
 
     def arrays(self, file: str, keys: Sequence[str]) -> list[np.ndarray]:
-        """The named arrays of one archive; refused in words when it is absent or holds something else."""
+        """The named arrays of one archive; raises if it is missing or has other contents."""
         return _read(self.check(file), tuple(keys))
 
     def check(self, file: str) -> Path:
-        """Where the archive is; refused in words when it is absent."""
+        """The path of the archive; raises if it is missing."""
         if self.path is None:
             raise InputError(f"{file}.npz is needed. Name the folder that holds it: --data FOLDER.")
         path = self.path / f"{file}.npz"
@@ -45,8 +45,8 @@ class DataFolder:
         return x_train, y_train, x_test, y_test
 
     def colour(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(x, y), x uint8 of (n, 3, 32, 32). Stored as residuals: red and blue less green, then each row less the one
-        above, modulo 256; undone here."""
+        """(x, y) with x uint8 (n, 3, 32, 32). The archive stores residuals modulo 256: red and blue minus green, then
+        each row minus the one above."""
         residual, y = self.arrays(COLOUR[name], ["x_residual", "y"])
         _check(name, residual, (len(y), 3, 32, 32), y)
         x = np.cumsum(residual, axis=2, dtype=np.uint8)
@@ -57,7 +57,7 @@ class DataFolder:
 
 @lru_cache(maxsize=8)
 def _read(path: Path, keys: tuple[str, ...]) -> list[np.ndarray]:
-    """Kept, because the archives are packed tightly and several tasks and seeds ask for the same one."""
+    """Cached, because decompression is slow, and several tasks and seeds use the same archive."""
     with np.load(path, allow_pickle=False) as archive:
         missing = [key for key in keys if key not in archive.files]
         if missing:

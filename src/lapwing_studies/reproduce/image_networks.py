@@ -1,6 +1,6 @@
 """Five networks of about 46,000 parameters for small grey images: with and without normalisation, one with attention.
 
-The kinds are those of Antorán et al. (2022), the sizes our own. All take images of 8 × 8 and of 12 × 12.
+The architectures follow Antorán et al. (2022), with smaller sizes. All accept images of 8 × 8 and of 12 × 12.
 """
 
 from __future__ import annotations
@@ -29,22 +29,26 @@ def resnet(side: int, widths: tuple[int, int] = WIDTHS) -> nn.Module:
     """BatchNorm after every convolution."""
     small, large = widths
     stem = (_conv(1, small), nn.BatchNorm2d(small), nn.ReLU())
-    blocks = (Block(small, small, 1), Block(small, large, 2), Block(large, large, 1))
+    blocks = (ResidualBlock(small, small, 1), ResidualBlock(small, large, 2), ResidualBlock(large, large, 1))
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(large, N_CLASSES))
 
 
 def staged_resnet(side: int, widths: tuple[int, int, int], n_channels: int = 1) -> nn.Module:
-    """Three stages of one block each, every one at half the side of the stage before, as in ResNet-18."""
+    """Three stages of one block each; each stage halves the side, as in ResNet-18."""
     small, middle, large = widths
     stem = (_conv(n_channels, small, 2), nn.BatchNorm2d(small), nn.ReLU())
-    blocks = (Block(small, small, 1), Block(small, middle, 2), Block(middle, large, 2))
+    blocks = (ResidualBlock(small, small, 1), ResidualBlock(small, middle, 2), ResidualBlock(middle, large, 2))
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(large, N_CLASSES))
 
 
 def pre_resnet(side: int) -> nn.Module:
     """BatchNorm before every convolution, and once at the end."""
     small, large = WIDTHS
-    blocks = (PreBlock(small, small, 1), PreBlock(small, large, 2), PreBlock(large, large, 1))
+    blocks = (
+        PreActivationBlock(small, small, 1),
+        PreActivationBlock(small, large, 2),
+        PreActivationBlock(large, large, 1),
+    )
     end = (nn.BatchNorm2d(large), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(large, N_CLASSES))
     return nn.Sequential(_conv(1, small), *blocks, *end)
 
@@ -92,7 +96,7 @@ def _shortcut(c_in: int, c_out: int, stride: int) -> nn.Module:
     return nn.Identity() if (c_in, stride) == (c_out, 1) else nn.Conv2d(c_in, c_out, 1, stride, bias=False)
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """ReLU(x + BN(conv(ReLU(BN(conv(x))))))."""
 
     def __init__(self, c_in: int, c_out: int, stride: int) -> None:
@@ -106,7 +110,7 @@ class Block(nn.Module):
         return F.relu(self.shortcut(x) + self.norm_second(self.second(inner)))
 
 
-class PreBlock(nn.Module):
+class PreActivationBlock(nn.Module):
     """x + conv(ReLU(BN(conv(ReLU(BN(x))))))."""
 
     def __init__(self, c_in: int, c_out: int, stride: int) -> None:
@@ -121,7 +125,7 @@ class PreBlock(nn.Module):
 
 
 class Shift(nn.Module):
-    """A scalar added to everything."""
+    """Adds a learnt scalar."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,7 +136,7 @@ class Shift(nn.Module):
 
 
 class Gain(nn.Module):
-    """A scalar multiplied with everything."""
+    """Multiplies by a learnt scalar."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,7 +187,7 @@ class AttentionBlock(nn.Module):
 
     def _attend(self, x: Tensor) -> Tensor:
         q, k, v = (m(x).unflatten(-1, (self.n_heads, -1)).transpose(-2, -3) for m in (self.query, self.key, self.value))
-        # Written out: reverse mode over many rows at once has no fused kernel here.
+        # Written out because fused kernels do not support batched reverse mode over many rows.
         weights = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).softmax(-1)
         return self.out((weights @ v).transpose(-2, -3).flatten(-2))
 

@@ -1,6 +1,6 @@
 """Table 1 of Immer, Korzepa and Bauer (2021): linearised, sampled and refined posteriors on UCI classification sets.
 
-For every split a network is trained under each of several prior precisions; every method takes the one with the best
+For every split a network is trained under each of several prior precisions. Every method uses the one with the best
 validation NLL, and is scored on the test rows.
 """
 
@@ -31,13 +31,13 @@ from lapwing_studies.reproduce.many import train_many
 from lapwing_studies.reproduce.study import Study, done, timed
 
 N_EPOCHS = 1000
-SMALLEST = math.log(1e-7)  # of a log probability, as published
+SMALLEST = math.log(1e-7)  # lower limit of log probabilities, as published
 FIRST, LAST = ("plain", "refine", "gp", "refine-d"), ("mode",)
-LARGE_SPLITS = {"full": 3}  # of the two large sets; one where less effort is asked for
+LARGE_SPLITS = {"full": 3}  # splits of the two large datasets; one in a quick run
 
 
-class Score(TypedDict):
-    """One method under one precision."""
+class SplitScore(TypedDict):
+    """One method at one precision."""
 
     method: str
     precision: float
@@ -52,9 +52,9 @@ class ImmerRun(TypedDict):
     seed: int
     part: str
     weights: int
-    largest_gradient: float | None  # at the trained weights, over all precisions; of the plain part
+    largest_gradient: float | None  # at the trained weights, over all precisions
     seconds: float
-    scores: list[Score]
+    scores: list[SplitScore]
 
 
 class ImmerRecord(TypedDict):
@@ -70,9 +70,10 @@ def run(study: Study) -> ImmerRecord:
 
 
 def jobs(study: Study) -> list[ImmerJob]:
-    """All methods on a split of every set before the next split, so that a study that is stopped has an even table.
+    """All methods on one split of every dataset before the next split, so that an interrupted study has a complete
+    table.
 
-    The two large sets come after the others, and GLM mode, which is ours, at the end.
+    The two large datasets come last, followed by GLM mode, which is not in the paper.
     """
     small = tuple(name for name in uci.NAMES if name not in uci.LARGE)
     rounds = [(small, FIRST), (uci.LARGE, FIRST), (small, LAST)]
@@ -93,7 +94,7 @@ def n_splits(study: Study, name: str) -> int:
 
 @dataclass(frozen=True)
 class ImmerJob:
-    """Some of the methods on one split of one set."""
+    """Some of the methods on one split of one dataset."""
 
     set_name: str
     number: int
@@ -142,7 +143,7 @@ class ImmerJob:
             scores=scores,
         )
 
-    def _scored(self) -> tuple[list[float], list[Score]]:
+    def _scored(self) -> tuple[list[float], list[SplitScore]]:
         gradients, scores = [], []
         for precision, model in zip(self.precisions, self.trained(), strict=True):
             case = Case(self.data, model, precision)
@@ -153,7 +154,7 @@ class ImmerJob:
         return gradients, scores
 
     def trained(self) -> list[nn.Module]:
-        """A network for every precision; they are kept, so that other methods start from the same ones."""
+        """A network for every precision; stored, so that other methods start from the same networks."""
         store, names = self.study.store, [f"{self.set_name}-{self.seed}-{p:.4g}" for p in self.precisions]
         kept = [mlp(self.data.widths, nn.Tanh) for _ in names]
         if all(store.load_weights(n, self._trained_with, model) for n, model in zip(names, kept, strict=True)):
@@ -170,12 +171,12 @@ class ImmerJob:
             store.keep_weights(name, self._trained_with, model)
         return models
 
-    def _score(self, method: str, precision: float, log_probs: Tensor) -> Score:
+    def _score(self, method: str, precision: float, log_probs: Tensor) -> SplitScore:
         """From log p(c | x) (n, C) of validation and test rows."""
         n, y = len(self.data.validation), torch.cat([self.data.validation.y, self.data.test.y])
         found = log_probs.gather(1, y[:, None])[:, 0].clamp(min=SMALLEST)
         probs, test = log_probs[n:].exp(), self.data.test.y
-        return Score(
+        return SplitScore(
             method=method,
             precision=precision,
             validation=metrics.nll(found[:n]),

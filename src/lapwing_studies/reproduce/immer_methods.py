@@ -1,4 +1,4 @@
-"""The methods of the table, each as log p(c | x) of the held-out rows under one trained network."""
+"""The methods of the table: each gives log p(c | x) of the held-out rows for one trained network."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ import lapwing as lw
 from lapwing_studies.reproduce.uci import UciSplit
 
 GRID = tuple(10 ** (-2 + 4 * i / 9) for i in range(10))
-COARSE = GRID[2::2]  # .0774, .599, 4.64, 35.9: where a posterior takes long
-UPPER = GRID[4:]  # from .599 on: the same, over the range in which precisions are chosen
+COARSE = GRID[2::2]  # .0774, .599, 4.64, 35.9: for slow posteriors
+UPPER = GRID[4:]  # from .599 on: the range in which precisions are usually chosen
 N_SAMPLES = 1000
-LEAST_REFINED = 0.5  # precisions below are rarely chosen, and refining takes longest there
-CLASSES_REFINED = (1.0, 50.0)  # of several outputs: the precisions between these
-MANY_OUTPUTS = 5000  # of all training rows, from which on a step of the full variational posterior takes 20 seconds
-REFINED = {False: 15, True: 5}  # steps of it: fewer where there are many outputs
-AT_ONE = GRID[6]  # 4.64: there, variational posteriors are fitted at one precision
+LEAST_REFINED = 0.5  # lower precisions are rarely chosen, and slowest to refine
+CLASSES_REFINED = (1.0, 50.0)  # for several outputs: between these precisions
+# Outputs of all training rows above which a step of the full variational posterior takes 20 seconds.
+MANY_OUTPUTS = 5000
+REFINED = {False: 15, True: 5}  # its number of steps, fewer for many outputs
+AT_ONE = GRID[6]  # 4.64: if variational posteriors are fitted at a single precision
 
 Scored = tuple[str, Tensor]  # a method's name, and its log probabilities (n, C)
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A network trained under one prior precision, which is the posterior's too."""
+    """A network trained with one prior precision, which the posterior uses as well."""
 
     data: UciSplit
     model: nn.Module
@@ -65,7 +66,7 @@ class Case:
 
     @property
     def largest_gradient(self) -> float:
-        """Of the objective at the trained weights, which Adam rarely leaves at a mode."""
+        """Largest entry of the objective's gradient at the trained weights, where Adam rarely reaches a mode."""
         pull = self.precision * self.full.mean.double()
         return float((self.full.data_gradient() - pull).abs().max())
 
@@ -97,27 +98,27 @@ def plain(case: Case) -> Iterator[Scored]:
 
 
 def at_the_mode(case: Case) -> Iterator[Scored]:
-    """The mean moved to the mode of the linear model, the curvature taken there."""
+    """The mean at the mode of the linear model, with the curvature re-estimated there."""
     if case.precision >= LEAST_REFINED:
         yield "GLM mode", case.linearised(lw.refine(case.full, progress=False))
 
 
 def diagonally_refined(case: Case) -> Iterator[Scored]:
-    """The Gaussian variational posterior of the linear model with variances only, by the published settings."""
+    """The diagonal Gaussian variational posterior of the linear model, with the published settings."""
     if case.variational:
         refined = lw.refine(case.fitted("diag"), by="vi_diag", preset="immer2021", progress=False)
         yield "GLM refine d", case.linearised(refined)
 
 
 def refined(case: Case) -> Iterator[Scored]:
-    """The one with all covariances, after a few steps from the linear model's mode, which gain most of the bound."""
+    """The full-covariance one, after a few steps from the linear model's mode, which give most of the gain."""
     if case.variational:
         refined = lw.refine(case.full, by="vi", max_steps=REFINED[case.many_outputs], progress=False)
         yield "GLM refine", case.linearised(refined)
 
 
 def gaussian_process(case: Case) -> Iterator[Scored]:
-    """Over functions, one for every output: the covariances between outputs are left out of the kernel."""
+    """A Gaussian process with an independent kernel per output."""
     if case.functional:
         yield "GP", case.linearised(case.fitted(lw.GP(coupling="independent")))
 

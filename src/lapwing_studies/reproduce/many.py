@@ -1,4 +1,4 @@
-"""Networks of one shape trained side by side, each under a prior of its own: one product of matrices for all."""
+"""Train networks of one shape in parallel, each with its own prior precision, by batched matrix products."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from lapwing_studies.reproduce.architectures import mlp, seeded
 from lapwing_studies.reproduce.parts import Split
 
-LEARNING_RATE = 1e-2  # of Adam, falling to zero along a cosine
+LEARNING_RATE = 1e-2  # of Adam, with a cosine schedule to zero
 SummedLoss = Callable[[Tensor, Tensor], Tensor]  # ((g, n, c), (n,)) → a number: the sum over networks and data
 
 
 def train_many(
     widths: Sequence[int], data: Split, loss: SummedLoss, precisions: Tensor, *, n_epochs: int, seed: int
 ) -> list[nn.Module]:
-    """A tanh network for every precision δ: full-batch Adam on Σ loss + ½ δ ‖θ‖² from one and the same start.
+    """A tanh network for every precision δ: full-batch Adam on Σ loss + ½ δ ‖θ‖² from the same initial weights.
 
-    Adam works entry by entry, so each network goes the way it would go alone.
+    Adam is elementwise, so each network is trained as it would be alone.
     """
     first = seeded(lambda: mlp(widths, nn.Tanh), seed=seed)
     stacked = [p.detach().expand(len(precisions), *p.shape).clone().requires_grad_() for p in first.parameters()]

@@ -1,4 +1,4 @@
-"""Pairs in and out of distribution: a data set a small classifier learns, and another it never saw.
+"""In- and out-of-distribution pairs: a dataset that a small classifier learns, and another that it does not see.
 
 Images, texts and tables; convolutions, a BatchNorm ResNet, transformers and multilayer perceptrons.
 """
@@ -24,13 +24,13 @@ from lapwing_studies.reproduce.image_networks import staged_resnet
 from lapwing_studies.reproduce.parts import Parts, Split, shuffled
 from lapwing_studies.reproduce.training import Recipe
 
-MOST_TESTED = 500  # inputs from inside, and as many from outside
+MOST_TESTED = 500  # in-distribution test inputs, and as many out-of-distribution
 SHIFT = 1.0  # standard deviations by which every column of a table is moved, up or down
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Data, what lies outside, a network, and how it is trained. `files` are the archives of `--data` it needs."""
+    """In- and out-of-distribution data, a network, and its training. `files`: the archives of `--data` it needs."""
 
     name: str
     inside: str
@@ -40,7 +40,7 @@ class Pair:
     words: str
     recipe: Recipe
     files: tuple[str, ...] = ()
-    more: int = 2  # times as many training rows as the effort says: photographs and texts are hard to learn
+    more: int = 2  # factor on the training rows of the effort, as photographs and texts are hard to learn
     pictures: bool = False
 
     def parts(self, folder: DataFolder, seed: int, effort: Effort) -> Parts:
@@ -51,7 +51,7 @@ class Pair:
 
 
 def listed(folder: DataFolder) -> list[Pair]:
-    """The pairs whose data are there."""
+    """The pairs whose data are available."""
     return [pair for pair in PAIRS if all(map(folder.holds, pair.files))]
 
 
@@ -59,7 +59,7 @@ def listed(folder: DataFolder) -> list[Pair]:
 
 
 def turned_digits(folder: DataFolder, seed: int, effort: Effort) -> Parts:
-    """scikit-learn's digits as rows of 64 pixels; outside are the test digits turned by 90°."""
+    """scikit-learn's digits as rows of 64 pixels; out-of-distribution: the test digits rotated by 90°."""
     parts = sources.digits(folder, seed, effort)
     turned = torch.rot90(parts.test.x, 1, (-2, -1)).flatten(1)
     train, held_out, test = (Split(p.x.flatten(1), p.y) for p in (parts.train, parts.validation, parts.test))
@@ -67,7 +67,7 @@ def turned_digits(folder: DataFolder, seed: int, effort: Effort) -> Parts:
 
 
 def shifted_rows(name: str, folder: DataFolder, seed: int, effort: Effort) -> Parts:
-    """A UCI table; outside are its test rows with every column moved by one standard deviation, up or down."""
+    """A UCI table; out-of-distribution: test rows with all columns shifted by a standard deviation, up or down."""
     parts = sources.uci_classes(name, folder, seed, effort)
     generator = torch.Generator().manual_seed(seed)
     signs = 2.0 * torch.randint(2, (parts.test.x.shape[1],), generator=generator) - 1
@@ -75,7 +75,7 @@ def shifted_rows(name: str, folder: DataFolder, seed: int, effort: Effort) -> Pa
 
 
 def texts(inside: str, outside: str, folder: DataFolder, seed: int, effort: Effort) -> Parts:
-    """Sentences as numbers of the commonest words of the training part; outside are those of the other collection."""
+    """Sentences as indices of the most common words of the training part; out-of-distribution: the other collection."""
     words, y = _TEXTS[inside](folder)
     foreign, _ = _TEXTS[outside](folder)
     n_train, n_held_out, n_test = effort.n_train, effort.n_train // 4, effort.n_test

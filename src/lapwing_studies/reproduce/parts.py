@@ -1,4 +1,4 @@
-"""Data cut into what a network learns from, what is held out to tune on, what is scored, and what it never saw."""
+"""A dataset split into training, held-out and test parts, with out-of-distribution inputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Parts:
-    """Three disjoint parts of one data set, and inputs from outside its distribution, as many as are tested."""
+    """Three disjoint parts of a dataset, and as many out-of-distribution inputs as test inputs."""
 
     train: Split
     validation: Split
@@ -55,7 +55,7 @@ def stratified(y: Tensor, shares: tuple[float, float], *, seed: int) -> tuple[Te
 
 @dataclass(frozen=True)
 class Scaling:
-    """(v − mean) / std by column, both from the training rows; a column without spread is only shifted."""
+    """(v − mean) / std by column, both from the training rows; a constant column is only shifted."""
 
     mean: Tensor
     std: Tensor
@@ -70,7 +70,7 @@ class Scaling:
 
 
 def wide_box(x: Tensor, n: int, *, seed: int) -> Tensor:
-    """n points, uniform in a box twice as wide in every feature as the training inputs, with the same centre."""
+    """n points, uniform in a box with the centre of the training inputs and twice their range in every feature."""
     low, high = x.amin(0), x.amax(0)
     u = torch.rand(n, x.shape[1], generator=torch.Generator().manual_seed(seed))
     return (low + high) / 2 + (2 * u - 1) * (high - low)

@@ -1,8 +1,8 @@
-"""How many iterations conjugate gradients take on the posterior precision of a trained CNN, by preconditioner.
+"""Iterations of conjugate gradients on the posterior precision of a trained CNN, by preconditioner.
 
-The CNN is trained on images as they come, and on the same with pixels in units up to a thousand apart, where curvature
-differs most along the axes of the layers' inputs. A third training has tanh and average pooling in place of ReLU and
-maxima, stops early, and is looked at under weaker priors.
+The CNN is trained on images as they are, and on the same images with pixels in units that differ by up to a factor of
+a thousand, for which the curvature varies most along the inputs of layers. A third CNN has tanh and average pooling
+instead of ReLU and max pooling, is stopped early, and is evaluated with weaker priors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import lapwing as lw
 from lapwing_studies.bench.networks import one_thread
 from lapwing_studies.reproduce.study import Study
 
-RTOL = 1e-3  # of the error, in the norm of the precision
+RTOL = 1e-3  # relative error, in the norm of the precision
 PRECONDITIONERS: dict[str, Any] = {
     "none": None,
     "Diag()": lw.Diag(),
@@ -36,7 +36,7 @@ class Iterations(TypedDict):
     inputs: str
     preconditioner: str
     precision: float
-    iterations: int | None  # None: more than the most that were tried
+    iterations: int | None  # None: more than the limit
 
 
 class PreconditionerRecord(TypedDict):
@@ -56,7 +56,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Training:
-    """Of which kind of network, on which inputs, under which priors."""
+    """The kind of network, its inputs, and the priors."""
 
     activation: Callable[[], nn.Module]
     pooling: Callable[[int], nn.Module]
@@ -92,7 +92,7 @@ def network(of: Training) -> nn.Module:
 
 
 def trained(inputs: str, size: Size) -> tuple[nn.Module, Tensor, Tensor]:
-    """On scikit-learn's digits; columns of pixels in units from 10^−s to 10^s."""
+    """A network trained on scikit-learn's digits; columns of pixels have units from 10^−s to 10^s."""
     from sklearn.datasets import load_digits
 
     digits, of = load_digits(), TRAININGS[inputs]

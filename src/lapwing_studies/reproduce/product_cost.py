@@ -1,4 +1,4 @@
-"""Time and memory of a product with the whole GGN, from ten thousand to ten million parameters."""
+"""Time and memory of a product with the full GGN, for ten thousand to ten million parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TypedDict
 from lapwing_studies.bench.product_cost import N_VECTORS, SIDE, ProductCost
 from lapwing_studies.reproduce.study import Study, done
 
-# width → images: fewer where the network is large, the ratio does not depend on them
+# width → images; fewer for large networks, as the ratio does not depend on their number
 WIDTHS = {
     "full": {2: 200, 6: 200, 19: 200, 64: 100},
     "quick": {2: 100, 6: 100},
@@ -50,7 +50,7 @@ class CostJob:
         return f"width {self.width} | {self.n_images} images | side {SIDE} | {N_VECTORS} vectors"
 
     def run(self) -> ProductCost:
-        """In a process of its own, whose memory is that of the product alone."""
+        """Run in a separate process, whose memory is that of the product alone."""
         words = [sys.executable, "-m", "lapwing_studies.bench.product_cost", str(self.width), str(self.n_images)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         told = subprocess.run(words, env=environment, check=True, capture_output=True, text=True).stdout

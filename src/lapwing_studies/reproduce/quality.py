@@ -1,7 +1,7 @@
-"""Against temperature scaling and an ensemble of five: networks of tens of thousands of parameters, default arguments.
+"""Comparison with temperature scaling and deep ensembles of five, on networks of tens of thousands of parameters.
 
-The training and the test data of a task are the same at every seed; the network and the held-out rows differ, so the
-networks of five seeds are an ensemble.
+Training and test data of a task are the same at every seed. Networks and held-out rows differ, so the networks of five
+seeds form an ensemble.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ENSEMBLE = "ensemble"
 
 
 class QualityRun(TypedDict):
-    """One task at one seed; CPU seconds, those of training by one epoch of it."""
+    """One task at one seed; CPU seconds. That of training is extrapolated from one epoch."""
 
     task: str
     data: str
@@ -65,7 +65,7 @@ class QualityRecord(TypedDict):
 
 
 def run(study: Study) -> QualityRecord:
-    """Every task whose data are there, at every seed; then the ensembles of the networks of all seeds."""
+    """Every task whose data are available, at every seed; then the ensembles of the networks of all seeds."""
     tasks = [task for task in TASKS if all(map(study.folder.holds, task.files))]
     if not tasks:
         raise InputError("quality: no data. Name the folder that holds them: --data FOLDER.")
@@ -97,7 +97,7 @@ class QualityJob:
 
     @cached_property
     def parts(self) -> Parts:
-        """A thousand of the rows that are held out, other ones at every seed."""
+        """Holds out a thousand rows, others at every seed."""
         effort = replace(self.task.learnt_with(self.study.effort), n_test=2 * self.study.effort.n_test)
         parts = self.task.source(self.study.folder, 0, effort)
         rows = shuffled(len(parts.validation), seed=self.seed)[:N_HELD_OUT]
@@ -139,7 +139,7 @@ class QualityJob:
         )
 
     def _training(self) -> float:
-        """One epoch of a fresh network, times the number of epochs."""
+        """One epoch of a new network, times the number of epochs."""
         fresh = seeded(lambda: self.task.network(self.parts), seed=self.seed)
         one = replace(self.recipe, n_epochs=1)
         _, seconds = _cpu(lambda: train(fresh, self.parts, nn.functional.cross_entropy, one, seed=self.seed))

@@ -1,7 +1,7 @@
-"""A batch-normed ResNet on Fashion-MNIST: the full GGN by sampling-based EM against cheaper posteriors.
+"""A ResNet with BatchNorm on Fashion-MNIST: the full GGN by sampling-based EM, against cheaper posteriors.
 
-After Antorán et al. (2023), whose networks and data are larger. Scores are marginal (NLL, calibration, alarm) and
-joint: ten labels of two inputs, split between them at random, as Osband et al. (2022) score dyads of inputs.
+After Antorán et al. (2023), with smaller networks and data. Scores are marginal (NLL, calibration, out-of-distribution
+detection) and joint: ten labels of two inputs, split between them at random, like the dyads of Osband et al. (2022).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lapwing_studies.reproduce.architectures import seeded
 from lapwing_studies.reproduce.effort import Effort
 from lapwing_studies.reproduce.image_networks import staged_resnet
 from lapwing_studies.reproduce.parts import Parts
-from lapwing_studies.reproduce.scores import Score
+from lapwing_studies.reproduce.scores import ScoreRow
 from lapwing_studies.reproduce.study import Study, done, timed
 from lapwing_studies.reproduce.training import Recipe, train
 
@@ -37,13 +37,13 @@ STRUCTURES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Size:
-    """How much of the data, and how much EM may do with it."""
+    """Sizes of the data and of EM."""
 
     n_train: int
     n_test: int
     n_epochs: int
     n_samples: int
-    max_steps: int  # of EM in one round; how far a round came is kept
+    max_steps: int  # of EM per round; the state is stored after each round
     n_rounds: int = 1
     widths: tuple[int, int, int] = (16, 32, 80)  # of the network
 
@@ -64,22 +64,22 @@ SIZES = {
 
 
 class SampledRow(TypedDict):
-    score: Score
+    score: ScoreRow
     joint_nll: float  # of a dyad's ten labels, nats
     seconds: float  # to fit and tune
 
 
 class EmPath(TypedDict):
-    """Of each step: total effective dimension, change of a log precision, residual of the samples' equations."""
+    """For each step: total effective dimension, change of a log precision, residual of the samples' linear systems."""
 
     effective_dimension: list[float]
     change: list[float]
     residual: list[float]
-    products: list[int]  # of all samples at once that a step took
+    products: list[int]  # per step, each with all samples at once
 
 
 class Tuned(TypedDict):
-    """What is kept of a posterior: its scores, and where its precisions stand."""
+    """What is stored of a posterior: its scores and precisions."""
 
     row: SampledRow
     precisions: list[float]
@@ -187,7 +187,7 @@ class SampledJob:
         return self.parts.train.x, self.parts.train.y
 
     def _structured(self, model: nn.Module, method: str) -> Tuned:
-        """Tuned by the evidence, on the training data alone."""
+        """Tuned by the evidence, with the training data only."""
         if (kept := self._kept(method, self.trained_with)) is None:
             fitted, first = timed(partial(lw.fit, model, self._data, "classification", **STRUCTURES[method]))
             tuned, second = timed(partial(lw.tune, fitted, self._data, progress=False))
@@ -196,7 +196,7 @@ class SampledJob:
         return kept
 
     def _kept(self, method: str, made_with: str) -> Tuned | None:
-        """Each posterior is kept when it is done: a study that was stopped goes on behind the last of them."""
+        """Each posterior is stored when it is done, so that an interrupted study resumes after the last one."""
         return None if self.study.again else self.study.store.record(self._named(method), made_with)
 
     def _keep(self, method: str, made_with: str, tuned: Tuned) -> None:
@@ -206,7 +206,7 @@ class SampledJob:
         return f"{self.name}-{method.replace(' ', '-')}"
 
     def _by_samples(self, model: nn.Module, precisions: list[float]) -> Tuned:
-        """EM from the precisions of the cheaper structure: from a common one it needs several steps more."""
+        """EM from the precisions of the cheaper structure: from a single precision it needs several more steps."""
         options: dict[str, Any] = {"structure": lw.MatrixFree(preconditioner=None)}
         options["prior"] = lw.prior(model, groups="normalised")
         posterior, seconds = timed(partial(lw.fit, model, self._data, "classification", **options))
@@ -259,7 +259,7 @@ def _precisions(tuned: lw.Posterior) -> list[float]:
 
 
 def _path(steps: Sequence[Any], before: EmPath) -> EmPath:
-    """Those of this round behind those of the rounds before, whose last step it begins with again."""
+    """The steps of this round appended to those before, whose last step it repeats."""
     steps = steps[1:] if before["change"] else steps
     return EmPath(
         effective_dimension=before["effective_dimension"] + [sum(step.effective_dimension) for step in steps],

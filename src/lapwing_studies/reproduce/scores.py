@@ -1,4 +1,4 @@
-"""One way of predicting, on test data and on inputs from outside: NLL, calibration, and the alarm."""
+"""Scores of a predictive method on test data and out-of-distribution inputs: NLL, calibration, detection."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from lapwing_studies.reproduce.parts import Parts, Split
 CHUNK = 250
 
 
-class Score(TypedDict):
-    """`error` is the share of wrong labels, or the RMSE; `ece` for numbers is that of ten central intervals."""
+class ScoreRow(TypedDict):
+    """`error`: the share of wrong labels, or the RMSE. `ece` in regression: that of ten central intervals."""
 
     method: str
     nll: float
@@ -28,14 +28,14 @@ class Score(TypedDict):
 
 @dataclass(frozen=True)
 class Classes:
-    """Class probabilities and the log probability of what was observed; the alarm is the predictive entropy."""
+    """Class probabilities, and the log probability of the labels; the out-of-distribution score is the entropy."""
 
     probs: Tensor
     log_prob: Tensor
     outside: Tensor
 
-    def score(self, method: str, y: Tensor) -> Score:
-        return Score(
+    def score(self, method: str, y: Tensor) -> ScoreRow:
+        return ScoreRow(
             method=method,
             nll=metrics.nll(self.log_prob),
             ece=metrics.ece(self.probs, y),
@@ -46,16 +46,16 @@ class Classes:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Gaussian predictions of one number; the alarm is their variance."""
+    """Gaussian predictions; the out-of-distribution score is their variance."""
 
     mean: Tensor
     std: Tensor
     outside_std: Tensor
 
-    def score(self, method: str, y: Tensor) -> Score:
+    def score(self, method: str, y: Tensor) -> ScoreRow:
         y = y.double().flatten()
         log_prob = torch.distributions.Normal(self.mean, self.std).log_prob(y)
-        return Score(
+        return ScoreRow(
             method=method,
             nll=metrics.nll(log_prob),
             ece=interval_calibration(self.mean, self.std, y),
@@ -77,7 +77,7 @@ def interval_calibration(mean: Tensor, std: Tensor, y: Tensor, *, n_levels: int 
 
 
 def map_classes(model: nn.Module, parts: Parts, *, temperature: float = 1.0) -> Classes:
-    """softmax(f / T) of the network itself; one logit is read as the logits (0, f) of two classes."""
+    """softmax(f / T) of the network; a single logit is treated as the logits (0, f) of two classes."""
     log_probs = (two_sided(outputs(model, parts.test.x)) / temperature).log_softmax(-1)
     outside = (two_sided(outputs(model, parts.outside)) / temperature).softmax(-1)
     observed = log_probs.gather(-1, parts.test.y.long().reshape(-1, 1))[:, 0]
@@ -85,7 +85,7 @@ def map_classes(model: nn.Module, parts: Parts, *, temperature: float = 1.0) -> 
 
 
 def map_numbers(model: nn.Module, parts: Parts, residuals_of: Split) -> Numbers:
-    """f with one noise level everywhere, the root mean square of the residuals on `residuals_of`."""
+    """f with constant noise, the root mean square of the residuals on `residuals_of`."""
     noise_std = metrics.rmse(outputs(model, residuals_of.x), residuals_of.y.double())
     mean = outputs(model, parts.test.x)[:, 0]
     std, outside = (torch.full((n,), noise_std, dtype=torch.float64) for n in (len(mean), len(parts.outside)))
@@ -93,9 +93,9 @@ def map_numbers(model: nn.Module, parts: Parts, residuals_of: Split) -> Numbers:
 
 
 def best_temperature(model: nn.Module, held_out: Split) -> float:
-    """The T in [0.1, 10] of least held-out NLL of softmax(f / T): convex in 1/T, found by ternary search on log T.
+    """The T in [0.1, 10] with the least held-out NLL of softmax(f / T), convex in 1/T, by ternary search on log T.
 
-    The bounds matter where the held-out data are classified without a mistake: T would go to zero.
+    If no held-out datum is misclassified, T would go to zero; the bound prevents that.
     """
     f, y = two_sided(outputs(model, held_out.x)), held_out.y.long().flatten()
 

@@ -1,6 +1,6 @@
-"""Tuning with 30, 100 and 300 held-out rows: does the choice know how little the data say?
+"""Tuning with 30, 100 and 300 held-out rows: does the choice account for the small number of data?
 
-The rules of the choice were found with seeds below 10 of these tables in view; the study runs on seeds from 10 on.
+The rules were developed on seeds below 10 of these tables; the study uses seeds from 10 on.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ SIZES = (30, 100, 300)  # of held-out rows
 CLASSES = ("australian", "breast_cancer", "digits", "glass", "ionosphere", "satellite", "vehicle", "waveform")
 NUMBERS = ("boston", "concrete", "energy", "kin8nm", "naval", "power", "protein", "wine", "yacht")
 HIDDEN = (30, 30)
-_SHARE = 0.45  # of the rows at most that are held out
+_SHARE = 0.45  # largest share of rows that is held out
 _SHORT, _LONG = Recipe(n_epochs=20, learning_rate=3e-3), Recipe(n_epochs=120, learning_rate=3e-3)
-# One network per seed in turn: activation, normalisation, recipe and words.
+# One per seed, in turn: activation, normalisation, recipe, description.
 KINDS = (
     (nn.Tanh, plain, _LONG, "tanh, trained long"),
     (nn.ReLU, nn.BatchNorm1d, _LONG, "ReLU BatchNorm, trained long"),
@@ -37,7 +37,7 @@ KINDS = (
 
 
 class HeldOutRow(TypedDict):
-    """Test NLL per row after tuning with the first n held-out rows; `moved` says whether the mean left the network."""
+    """Test NLL per row after tuning with the first n held-out rows; `moved`: whether the mean left the network's."""
 
     n: int
     network: float
@@ -74,7 +74,7 @@ def run(study: Study) -> HeldOutRecord:
 
 @dataclass(frozen=True)
 class HeldOutJob:
-    """One table at one seed: a network, and a tuning for every size of the held-out set, the smaller in the larger."""
+    """One table at one seed: a network, tuned with nested held-out sets of every size."""
 
     data: str
     seed: int
@@ -100,7 +100,7 @@ class HeldOutJob:
 
     @cached_property
     def parts(self) -> Parts:
-        """A quarter is tested, and the largest size that is at most 45 % of the rows held out."""
+        """A quarter is tested; the largest held-out size that is at most 45 % of the rows."""
         archive = "uci_classification" if self.classes else "uci_regression"
         x, y = (torch.from_numpy(v) for v in self.study.folder.arrays(archive, [f"{self.data}_{k}" for k in "xy"]))
         order, effort = shuffled(len(y), seed=self.seed), self.study.effort
@@ -166,7 +166,7 @@ class HeldOutJob:
     def _baselines(
         self, model: nn.Module, parts: Parts
     ) -> tuple[scores.Classes | scores.Numbers, scores.Classes | scores.Numbers]:
-        """The network as it is, its noise from the training rows; and at the temperature or noise of the held-out."""
+        """The plain network with noise from the training rows; and with temperature or noise from the held-out rows."""
         if not self.classes:
             return scores.map_numbers(model, parts, parts.train), scores.map_numbers(model, parts, parts.validation)
         best = scores.best_temperature(model, parts.validation)

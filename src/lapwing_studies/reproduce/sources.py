@@ -1,4 +1,4 @@
-"""Where the data of a task come from: scikit-learn, the UCI archives and the images of `--data`."""
+"""Data of the tasks: scikit-learn, UCI archives, and the images of `--data`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from lapwing_studies.reproduce.parts import Parts, Scaling, Split, shuffled, str
 Source = Callable[[DataFolder, int, Effort], Parts]
 
 TABLE_OUTSIDE = "uniform in a box twice as wide as the training inputs"
-# Training rows, validation rows; the rest is tested.
+# Shares of training and validation rows; the rest is tested.
 SHARES = (0.7, 0.15)
 
 
 def classes_of_sklearn(load: str, folder: DataFolder, seed: int, effort: Effort) -> Parts:
-    """A table of scikit-learn with classes, cut 70 / 15 / 15 with the shares of the classes kept."""
+    """A classification table of scikit-learn, split 70 / 15 / 15, stratified."""
     pixels, labels = _sklearn(load)
     x, y = torch.as_tensor(pixels, dtype=torch.float32), torch.as_tensor(labels).long()
     return _table(x, y, stratified(y, SHARES, seed=seed), seed, effort)
 
 
 def numbers_of_sklearn(load: str, folder: DataFolder, seed: int, effort: Effort) -> Parts:
-    """A table of scikit-learn with a number to predict, cut 70 / 15 / 15; inputs and target standardised."""
+    """A regression table of scikit-learn, split 70 / 15 / 15; inputs and target standardised."""
     rows, targets = _sklearn(load)
     x, y = torch.as_tensor(rows, dtype=torch.float32), torch.as_tensor(targets, dtype=torch.float32)[:, None]
     order, first, second = shuffled(len(y), seed=seed), int(SHARES[0] * len(y)), int(sum(SHARES) * len(y))
@@ -36,7 +36,7 @@ def numbers_of_sklearn(load: str, folder: DataFolder, seed: int, effort: Effort)
 
 
 def uci_classes(name: str, folder: DataFolder, seed: int, effort: Effort) -> Parts:
-    """A UCI table with classes, in split number `seed` of the stored ones (70 / 15 / 15, stratified)."""
+    """A UCI classification table, in the stored split number `seed` (70 / 15 / 15, stratified)."""
     keys = [f"{name}_{what}" for what in ("x", "y", "train_idx", "valid_idx", "test_idx")]
     x, y, *rows = map(torch.from_numpy, folder.arrays("uci_classification", keys))
     train, validation, test = (r[seed % len(r)].long() for r in rows)
@@ -44,8 +44,7 @@ def uci_classes(name: str, folder: DataFolder, seed: int, effort: Effort) -> Par
 
 
 def uci_numbers(name: str, folder: DataFolder, seed: int, effort: Effort) -> Parts:
-    """A UCI table with a number to predict, in stored split `seed` (90 / 10); a sixth of its training rows is held
-    out."""
+    """A UCI regression table, in the stored split `seed` (90 / 10); a sixth of its training rows is held out."""
     keys = [f"{name}_{what}" for what in ("x", "y", "std_train_idx", "std_test_idx")]
     x, y, *rows = map(torch.from_numpy, folder.arrays("uci_regression", keys))
     train, test = (r[seed % len(r)].long() for r in rows)
@@ -55,7 +54,7 @@ def uci_numbers(name: str, folder: DataFolder, seed: int, effort: Effort) -> Par
 
 
 def digits(folder: DataFolder, seed: int, effort: Effort) -> Parts:
-    """scikit-learn's digits as images of 8 × 8; outside are patches of its two photographs."""
+    """scikit-learn's digits as images of 8 × 8; out-of-distribution: patches of its two photographs."""
     pixels, labels = _sklearn("load_digits")
     x = (torch.as_tensor(pixels, dtype=torch.float32) / 16).reshape(-1, 1, 8, 8)
     y = torch.as_tensor(labels).long()
@@ -65,15 +64,15 @@ def digits(folder: DataFolder, seed: int, effort: Effort) -> Parts:
 
 
 def grey_images(name: str, other: str, folder: DataFolder, seed: int, effort: Effort) -> Parts:
-    """MNIST or Fashion-MNIST, pixels in [0, 1]; outside are test images of the other."""
+    """MNIST or Fashion-MNIST, pixels in [0, 1]; out-of-distribution: test images of the other."""
     x_train, y_train, x_test, y_test = folder.grey(name)
     outside = folder.grey(other)[2]
     return _images((x_train[:, None], y_train), (x_test[:, None], y_test), outside[:, None], other, seed, effort)
 
 
 def colour_images(folder: DataFolder, seed: int, effort: Effort) -> Parts:
-    """CIFAR-10, standardised by channel; outside are re-cropped test images of SVHN. The first 25,000 of its training
-    images are drawn from."""
+    """CIFAR-10, standardised by channel; out-of-distribution: re-cropped test images of SVHN. Training rows are
+    sampled from its first 25,000 images."""
     parts = _images(
         folder.colour("cifar10_train"), folder.colour("cifar10_test"), folder.colour("svhn")[0],
         "SVHN (re-cropped)", seed, effort,
@@ -84,7 +83,7 @@ def colour_images(folder: DataFolder, seed: int, effort: Effort) -> Parts:
 
 
 def small_grey_images(name: str, other: str, folder: DataFolder, seed: int, effort: Effort) -> Parts:
-    """MNIST or Fashion-MNIST without a border of two pixels, then at half the side: 12 × 12, each the mean of four."""
+    """MNIST or Fashion-MNIST cropped by two pixels and averaged to half the side: 12 × 12."""
     return _rescaled(grey_images(name, other, folder, seed, effort), _cropped_and_halved)
 
 
@@ -104,8 +103,8 @@ def _splits(x: Tensor, y: Tensor, rows: tuple[Tensor, Tensor, Tensor]) -> tuple[
 
 
 def _capped(parts: tuple[Split, Split, Split], effort: Effort) -> tuple[Split, Split, Split]:
-    """At most so many rows of each, a quarter as many to validate as to train. They are shuffled first: the rows of
-    `stratified` come class by class."""
+    """At most so many rows of each part, for validation a quarter of those for training. Shuffled first, since the
+    rows of `stratified` are sorted by class."""
     limits = (effort.n_train, effort.n_train // 4, effort.n_test)
     train, validation, test = (
         part.rows(shuffled(len(part), seed=0)[:limit]) for part, limit in zip(parts, limits, strict=True)

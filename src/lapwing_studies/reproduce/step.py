@@ -1,7 +1,7 @@
-"""A step function with two weights: the exact posterior predictive against MAP, BNN and GLM.
+"""A step function with two weights: the exact posterior predictive compared with MAP, BNN and GLM.
 
-f(x) = 5 tanh(w x + b), Bernoulli, w and b ~ N(0, 1). After figure 3 of Immer, Korzepa and Bauer (2021); points and
-prior are our own.
+f(x) = 5 tanh(w x + b), Bernoulli, w and b ~ N(0, 1). After figure 3 of Immer, Korzepa and Bauer (2021), with other
+points and prior.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from lapwing_studies.reproduce.study import Study, done
 X = (-2.0, -1.5, -1.0, 1.0, 1.5, 2.0)
 Y = (0.0, 0.0, 0.0, 1.0, 1.0, 1.0)
 SHOWN = (0.5, 1.0, 2.0, 4.0)
-REACH, N_GRID = 8.0, 801  # of the exact posterior: prior standard deviations each way, and points per weight
+# Grid of the exact posterior: prior standard deviations on either side, and points per weight.
+REACH, N_GRID = 8.0, 801
 N_SAMPLES = 4000
 
 

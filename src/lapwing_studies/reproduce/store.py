@@ -1,4 +1,4 @@
-"""What has been done already: trained weights and records, one file for each (network, seed)."""
+"""Store trained weights and records, one file per (network, seed)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Store:
-    """A folder. What is kept there says what it was made with; made with something else, it is made again."""
+    """A folder. Each file records how it was made, and is recomputed if that has changed."""
 
     folder: Path
 
@@ -31,10 +31,10 @@ class Store:
         path = self._write("records", name, "json")
         unfinished = path.with_suffix(".part")
         unfinished.write_text(text + "\n", encoding="utf-8")
-        unfinished.replace(path)  # at once: whoever stops the study leaves no half of a record
+        unfinished.replace(path)  # atomic: an interruption leaves no partial record
 
     def load_weights(self, name: str, made_with: str, model: nn.Module) -> bool:
-        """Fill the model with kept weights and buffers; False when there are none made this way."""
+        """Load stored weights and buffers into the model; False if there are none made in this way."""
         path = self._path("weights", name, "npz")
         if not path.is_file():
             return False

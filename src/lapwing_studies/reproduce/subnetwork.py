@@ -1,4 +1,4 @@
-"""One-dimensional data with gaps: how much of the full posterior's doubt a few weights keep, and which ones.
+"""One-dimensional data with gaps: how much of the full posterior's variance subnetworks keep, by selection method.
 
 After Daxberger et al. (2021): the network 1-50-50-1 has 2,600 weights; its biases stay as trained.
 """
@@ -70,7 +70,7 @@ def run(study: Study) -> SubnetworkRecord:
 
 
 def data() -> tuple[Split, Split]:
-    """Half of the points to train on, half to test on; the same ones every time."""
+    """Half of the points for training, half for testing; the same in every run."""
     random = np.random.RandomState(0)
     x = np.concatenate([random.uniform(low, high, N_PER_PLACE) for low, high in PLACES])
     noise = random.randn(len(x))
@@ -152,7 +152,8 @@ class SubnetworkJob:
     def _posteriors(
         self, model: nn.Module, precision: float, noise: float
     ) -> Iterator[tuple[str, int, list[lw.Posterior]]]:
-        """Method, number of weights, and the posteriors whose spread is averaged: all with one prior and noise."""
+        """Method, number of weights, and the posteriors over which the variance is averaged; all share prior and
+        noise."""
         fixed: dict[str, Any] = {"likelihood": lw.Gaussian(noise_std=noise), "prior": precision}
         weights = ["*.weight"]
         yield "all weights", N_WEIGHTS, [self._fit(model, params=weights, structure="full", **fixed)]

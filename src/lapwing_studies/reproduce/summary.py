@@ -1,4 +1,4 @@
-"""What the battery says: means over seeds, and the claims that are made of them."""
+"""Summary of the battery: means over seeds, and claims about them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from lapwing_studies.reproduce.battery import METHODS, BatteryRecord, Run
+from lapwing_studies.reproduce.claims import Claim
 
 MAP, TEMPERATURE, EVIDENCE, BOTH = METHODS
 
@@ -31,7 +32,7 @@ class Line:
         return [float(s[key]) for run in self.runs for s in run["scores"] if s["method"] == method]  # type: ignore[literal-required]
 
     def gain(self, over: str, method: str) -> float:
-        """Nats per point that `method` saves against `over`."""
+        """Nats per point that `method` gains over the method `over`."""
         return self.mean(over, "nll") - self.mean(method, "nll")
 
     @property
@@ -40,18 +41,10 @@ class Line:
 
     @property
     def distrusted(self) -> bool:
-        """Whether `diagnose()` spoke of the evidence at every seed where it did worse than MAP."""
+        """Whether `diagnose()` had a concern about the evidence at every seed where it did worse than MAP."""
         nll = {m: self.values(m, "nll") for m in (MAP, EVIDENCE)}
         worse = [run for run, a, b in zip(self.runs, nll[MAP], nll[EVIDENCE], strict=True) if b > a]
         return all(any("evidence" in words for words in run["concerns"]) for run in worse)
-
-
-@dataclass(frozen=True)
-class Claim:
-    says: str
-    wanted: str
-    found: str
-    holds: bool
 
 
 def lines(record: BatteryRecord) -> list[Line]:
@@ -60,7 +53,10 @@ def lines(record: BatteryRecord) -> list[Line]:
 
 
 def claims(record: BatteryRecord) -> list[Claim]:
-    """What is asked of the defaults. Counts asked of twelve tasks are asked of the same share of any number."""
+    """The claims about default arguments.
+
+    Counts out of twelve tasks are scaled to the number of tasks that were run.
+    """
     tasks = lines(record)
     return [*_with_validation(tasks), *_alarm(tasks), *_evidence_alone(tasks)]
 

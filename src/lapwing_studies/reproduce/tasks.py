@@ -1,7 +1,7 @@
-"""The battery: real data, networks as people build them, trained to the end or stopped early.
+"""The tasks of the battery: real data and common networks, trained to the end or stopped early.
 
-The list was fixed before the first result was seen. It alternates, within each kind of data, between networks with and
-without normalisation and between the two ways of stopping.
+The list was fixed before the first result was seen. Within each kind of data it alternates between networks with and
+without normalisation, and between the two ways of stopping.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Kind = Literal["classes", "two classes", "numbers"]
 
 @dataclass(frozen=True)
 class Task:
-    """Data, a network, and how it is trained. `files` are the archives of `--data` it needs."""
+    """Data, a network, and its training. `files`: the archives of `--data` it needs."""
 
     name: str
     kind: Kind
@@ -49,7 +49,7 @@ class Task:
 
 
 def listed(folder: DataFolder) -> list[Task]:
-    """The tasks whose data are there."""
+    """The tasks whose data are available."""
     return [task for task in TASKS if all(map(folder.holds, task.files))]
 
 
@@ -65,7 +65,7 @@ def _numbers(f: Tensor, y: Tensor) -> Tensor:
     return nn.functional.mse_loss(f, y)
 
 
-# --- what the tasks are made of ----------------------------------------------------------------------------
+# --- parts of the tasks ------------------------------------------------------------------------------------
 
 END = Recipe(n_epochs=200, learning_rate=3e-3)
 EARLY = Recipe(n_epochs=200, learning_rate=3e-3, patience=10)
@@ -75,7 +75,7 @@ IMAGES_EARLY = Recipe(n_epochs=60, learning_rate=2e-3, patience=5)
 
 @dataclass(frozen=True)
 class Norm:
-    """A normalisation layer, or none, as a function of the number of features and in words."""
+    """A normalisation layer, or none, as a function of the number of features, and its description."""
 
     layer: Callable[[int], nn.Module]
     words: str

@@ -1,4 +1,4 @@
-"""Training as people do it: mini-batch Adam with weight decay, to the end of a schedule or stopped early."""
+"""Ordinary training: mini-batch Adam with weight decay, to the end of a schedule or with early stopping."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Recipe:
-    """Adam on the mean loss plus ½ weight_decay ‖θ‖², which is the prior of precision weight_decay · N."""
+    """Adam on the mean loss plus ½ weight_decay ‖θ‖², which is a prior of precision weight_decay · N."""
 
     n_epochs: int
     learning_rate: float
@@ -33,7 +33,8 @@ class Recipe:
 
 
 def train(model: nn.Module, parts: Parts, loss: Loss, recipe: Recipe, *, seed: int) -> nn.Module:
-    """The trained network in evaluation mode: the last weights, or with `patience` those of the best held-out loss."""
+    """The trained network in evaluation mode: the last weights, or those with the best held-out loss if `patience` is
+    set."""
     train_epoch = _to_the_end if recipe.patience is None else _until_it_worsens
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
@@ -53,7 +54,7 @@ def _to_the_end(model: nn.Module, parts: Parts, loss: Loss, recipe: Recipe, gene
 
 
 def _until_it_worsens(model: nn.Module, parts: Parts, loss: Loss, recipe: Recipe, generator: torch.Generator) -> None:
-    """A constant learning rate; stop when the held-out loss has not improved for `patience` epochs, and go back."""
+    """Early stopping: a constant learning rate until the held-out loss has not improved for `patience` epochs."""
     optimiser = _adam(model, recipe)
     best, kept, waited = float("inf"), deepcopy(model.state_dict()), 0
     for _ in range(recipe.n_epochs):
@@ -82,7 +83,7 @@ def _epoch(
 
 
 def _batches(n: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Shuffled batches of nearly equal sizes: a last batch of one row has no batch statistics."""
+    """Shuffled batches of nearly equal size: BatchNorm fails on a last batch of one row."""
     yield from torch.randperm(n, generator=generator).tensor_split(max(1, round(n / size)))
 
 

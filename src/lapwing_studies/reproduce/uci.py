@@ -1,4 +1,4 @@
-"""The eight UCI classification sets of Immer, Korzepa and Bauer (2021), in their own ten splits."""
+"""The eight UCI classification datasets of Immer, Korzepa and Bauer (2021), in their ten splits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEEDS = (711, 1, 75, 359, 17, 420, 129, 666, 69, 36)
 
 @dataclass(frozen=True)
 class UciSplit:
-    """70% to train on, 15% to choose the prior, 15% to test; features standardised by the training rows."""
+    """70% training, 15% validation (for the prior), 15% test; features standardised with the training rows."""
 
     train: Split
     validation: Split
@@ -40,11 +40,11 @@ class UciSplit:
 
     @property
     def held_out(self) -> Tensor:
-        """Inputs of validation and test rows, one after the other."""
+        """Inputs of validation and test rows, concatenated."""
         return torch.cat([self.validation.x, self.test.x])
 
     def summed_loss(self, f: Tensor, y: Tensor) -> Tensor:
-        """Of networks (g, n, c) side by side, all with the same targets."""
+        """For networks (g, n, c) in parallel, all with the same targets."""
         if self.n_outputs == 1:
             targets = y.to(f.dtype).expand(len(f), -1)
             return nn.functional.binary_cross_entropy_with_logits(f[..., 0], targets, reduction="sum")
@@ -52,7 +52,7 @@ class UciSplit:
 
 
 def split(folder: DataFolder, name: str, number: int) -> UciSplit:
-    """One of the ten splits; refused in words when the archive holds something else."""
+    """One of the ten splits; raises if the archive has other contents."""
     keys = [f"{name}_{what}" for what in ("x", "y", "train_idx", "valid_idx", "test_idx")]
     x, y, *rows = folder.arrays(FILE, keys)
     if len(x) != len(y) or any(len(r) <= number for r in rows):

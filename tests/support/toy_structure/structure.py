@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from lapwing.curvature import Structure
-from lapwing.curvature.summation import Accumulator
+from lapwing.curvature.accumulator import Accumulator
 from lapwing.network.jacobian import Jacobian, RowSizes
 from lapwing.network.parameters import ParamLayout
 from toy_structure.operator import LevelCurvature

@@ -19,10 +19,10 @@ from lapwing.likelihoods import Gaussian, Likelihood
 class LapwingRegressor(RegressorMixin, Estimator):
     """A network for tables whose predictions have error bars.
 
-    Inputs and targets are standardised inside. The default network is an MLP; part of the rows stops its training and
-    tunes the posterior's scale and noise. `module`: an `nn.Module` (a copy is trained on, with standardised inputs), a
-    class or function of (n_features, n_outputs), or a skorch net. `tuning`: prior and noise by the rows that stopped
-    the training ("held_out"), or by the evidence of all rows ("evidence"). `epochs=0` keeps a module's own weights.
+    Standardises inputs and targets inside. The default network is an MLP; some rows stop its training and tune the
+    posterior's scale and noise. `module`: an `nn.Module` (a copy is trained on, with standardised inputs), a
+    class or function of (n_features, n_outputs), or a skorch net. `tuning`: prior and noise by the rows that stop the
+    training ("held_out"), or by the evidence of all rows ("evidence"). `epochs=0` keeps a module's weights as they are.
     `predict(X, return_std=True)` is as a Gaussian process has it: the standard deviation of a new target.
     """
 

@@ -1,4 +1,4 @@
-"""The Jacobian as a value: one block per layer or parameter tensor, factored where the layer allows it."""
+"""The Jacobian of a batch: one block of columns per layer or parameter tensor, factored where the layer allows it."""
 
 from lapwing.network.jacobian.block import Block, RowSizes, padded
 from lapwing.network.jacobian.dense import DenseBlock

@@ -1,11 +1,11 @@
-"""What a block of the Jacobian must say: the columns of some parameter tensors, and how they are contracted."""
+"""The interface of a block of the Jacobian: the columns of some parameter tensors, and their contractions."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import reduce
 
 import torch
 
@@ -13,11 +13,12 @@ from lapwing._types import Float, Int, Tensor
 from lapwing.operators import GroupedDiagonal
 
 _CONTRACTED_FLOATS = 1 << 22
+_MANY_WEIGHTS = 4  # from which on products of rows are kept for all of them
 
 
 @dataclass(frozen=True)
 class RowSizes:
-    """Numbers one row of J takes: as factors of all layers, and written out."""
+    """Number of entries of one row of J, stored as factors and stored densely."""
 
     factored: int
     dense: int
@@ -27,31 +28,13 @@ class RowSizes:
         return cls(sum(b.row_floats for b in blocks), p)
 
 
-class Scratch:
-    """Memory that is written to again and again: asking the system for it each time takes longer than the products."""
-
-    def __init__(self) -> None:
-        self._flat: Tensor | None = None
-
-    def matrix(self, n: int, k: int, like: Tensor) -> Float[Tensor, "n k"]:
-        if self._flat is None or self._flat.numel() < n * k or self._flat.dtype != like.dtype:
-            self._flat = None  # given back before there is more of it
-            self._flat = torch.empty(n * k, dtype=like.dtype, device=like.device)
-        return self._flat[: n * k].view(n, k)
-
-    @cached_property
-    def beside(self) -> Scratch:
-        """More of it, for what the matrix is made of."""
-        return Scratch()
-
-
 class Block(ABC):
-    """The columns of J that belong to some parameter tensors; (n, c) rows."""
+    """The columns of J (n, c, P) that belong to some parameter tensors."""
 
     @property
     @abstractmethod
     def slices(self) -> tuple[slice, ...]:
-        """Where these columns stand among the P parameters, in the order of `parts`."""
+        """Slices of these columns in the P parameters, in the order of `parts`."""
 
     @abstractmethod
     def parts(self) -> tuple[Float[Tensor, "n c _"], ...]:
@@ -59,79 +42,86 @@ class Block(ABC):
 
     @abstractmethod
     def entries(self, tensor: slice, at: Int[Tensor, " k"]) -> Float[Tensor, "n c k"]:
-        """Some of the columns of one of the tensors, in the model's dtype; no others are formed."""
+        """The columns `at` of one of the tensors, in the model's dtype; other columns are not formed."""
 
     @property
     @abstractmethod
     def c(self) -> int:
-        """Rows of a datum."""
+        """Number of rows per datum."""
 
     @property
     @abstractmethod
     def dtype(self) -> torch.dtype:
-        """What the entries are kept in."""
+        """Dtype of the stored entries."""
 
     @property
     def attached(self) -> bool:
-        """Whether the entries are differentiable in the network's inputs."""
+        """Whether the entries have an autograd graph to the network's inputs."""
         return False
 
     @property
     def row_floats(self) -> int:
-        """Numbers that one row takes as it is kept."""
+        """Number of stored entries per row."""
         return sum(s.stop - s.start for s in self.slices)
 
     @property
     def contracted_floats(self) -> int:
-        """Numbers that the rows of one datum take, besides, while they are contracted."""
+        """Number of additional entries per datum during a contraction."""
         return 0
 
     @abstractmethod
     def mv(self, v: Float[Tensor, "s p"]) -> Float[Tensor, "s n c"]:
-        """J v for some vectors."""
+        """J v for several vectors."""
 
     @abstractmethod
-    def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]: ...
+    def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]:
+        """J_n diag(w) J_nᵀ for each datum, restricted to these columns."""
+
+    def quads(self, weights: Float[Tensor, "s p"]) -> Float[Tensor, "s n c c"]:
+        return torch.stack([self.quad(w) for w in weights])
 
     @abstractmethod
-    def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]: ...
+    def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]:
+        """The diagonals of `quad`."""
 
-    def meets_as_factors(self, other: Block, D: GroupedDiagonal) -> bool:
-        """Whether `cross` goes through small products; else entries are written out, few at a time."""
+    def has_factored_cross(self, other: Block, D: GroupedDiagonal) -> bool:
+        """Whether `cross` uses the factors; otherwise it needs dense rows, formed a few at a time."""
         return True
 
-    def written_in(self, scratch: Scratch) -> Float[Tensor, "nc k"]:
-        """All entries of the rows in an order of the block's own, as they are kept; in this memory if they are new."""
+    def dense_rows(self) -> Float[Tensor, "nc k"]:
+        """Dense rows in the stored dtype, in the block's own order of columns."""
         return torch.cat([part.flatten(0, 1) for part in self.parts()], dim=1)
 
-    def in_any_order(self) -> Block:
-        """The same entries in the order that is written out most quickly: one order for all data of a layer."""
+    def in_fastest_order(self) -> Block:
+        """The same entries in the order of columns that is fastest to form; it depends on the layer only."""
         return self
 
     def entered(self) -> Block:
-        """The same columns in the parameters' order, written out."""
+        """The same columns as a dense block, in the order of the parameters."""
         return self
 
-    def written_weights(self, D: GroupedDiagonal) -> Float[Tensor, " k"]:
-        """D in that order."""
+    def ordered_weights(self, D: GroupedDiagonal) -> Float[Tensor, " k"]:
+        """The diagonal of D in the column order of `dense_rows`."""
         return torch.cat([D.diagonal[s] for s in self.slices])
 
     @abstractmethod
-    def cross(self, other: Block, D: GroupedDiagonal) -> Float[Tensor, "nc md"]: ...
+    def cross(self, other: Block, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
+        """The kernel J D J'ᵀ of these columns with those of other rows."""
 
     @abstractmethod
     def doubled(self) -> Block:
         """The same columns in float64."""
 
     @abstractmethod
-    def sum_squares(self) -> tuple[Float[Tensor, " _"], ...]: ...
+    def sum_squares(self) -> tuple[Float[Tensor, " _"], ...]:
+        """Σ over rows of the squared entries, one tensor per slice."""
 
     @abstractmethod
     def shifted(self, offset: int) -> Block:
-        """The same columns in a parameter vector that starts `offset` later."""
+        """The same columns with all slices moved by `offset`."""
 
     def within(self, where: slice) -> Block | None:
-        """The columns inside a slice of the parameters, if any; tensors are never cut."""
+        """The columns inside a slice of the parameters, None if there are none. A tensor is never cut."""
         return self if all(where.start <= s.start and s.stop <= where.stop for s in self.slices) else None
 
     @abstractmethod
@@ -139,57 +129,70 @@ class Block(ABC):
 
     @abstractmethod
     def single_rows(self) -> Block:
-        """(n, c) rows as (n · c, 1)."""
+        """Reshape (n, c) rows to (n · c, 1)."""
 
     @abstractmethod
     def outputs_at(self, rows: Int[Tensor, " k"]) -> Block:
-        """Some of the c rows of every datum."""
+        """A subset of the c rows of every datum."""
 
     def plain(self) -> Block:
-        """The same columns with nothing left implicit, for a block of another kind to meet."""
+        """The same columns without implicit or sparse factors, for products with a block of another type."""
         return self
 
     def fresh(self) -> Block:
-        """The same with nothing remembered: what a contraction forms goes with it."""
+        """A copy without cached intermediate results, so that they are freed after a contraction."""
         return self
 
     def kept(self) -> Block:
-        """The same columns in the form that takes least memory."""
+        """The same columns in the form that takes the least memory, for long-term storage."""
         return self
 
     def formed(self) -> Block:
-        """The same columns, to be sent elsewhere: all they are made of is there."""
+        """The same columns with all lazy parts computed, so that they can be serialised."""
         return self
 
     @abstractmethod
     def data_at(self, data: slice) -> Block:
-        """All rows of some of the n data."""
+        """All rows of a subset of the n data."""
 
     def pieces(self, n: int) -> list[Block]:
-        """All rows of the n data, of so few at a time that contracting them takes little memory."""
+        """The n data in pieces of about equal size whose contractions need little memory."""
         at_most = max(1, _CONTRACTED_FLOATS // max(1, self.contracted_floats))
-        step = -(-n // -(-n // at_most))  # in equal parts
+        step = -(-n // -(-n // at_most))
         return self.split(n, step) if step < n else [self]
 
     def split(self, n: int, step: int) -> list[Block]:
-        """All rows of the n data, of so many at a time."""
+        """The n data in pieces of `step`."""
         return [self.data_at(slice(start, start + step)) for start in range(0, n, step)]
 
 
 def padded(tensor: Tensor, r: int, axis: int) -> Tensor:
-    """Zeros behind the entries of an axis until there are r."""
+    """Pad an axis with zeros at its end to length r."""
     missing = r - tensor.shape[axis]
     if not missing:
         return tensor
+
     shape = list(tensor.shape)
     shape[axis] = missing
     return torch.cat([tensor, tensor.new_zeros(shape)], dim=axis)
 
 
 def picked(tensor: Float[Tensor, "n c *rest"], rows: Int[Tensor, " k"]) -> Float[Tensor, "n k *rest"]:
-    """Some rows of each datum; a single one is not copied."""
+    """A subset of each datum's rows; a single row is a view."""
     return tensor.narrow(1, int(rows[0]), 1) if len(rows) == 1 else tensor[:, rows]
 
 
 def summed(terms: Iterable[Tensor]) -> Tensor:
     return reduce(torch.add, terms)
+
+
+def contracted(rows: Float[Tensor, "n c k"], weights: Float[Tensor, "s k"]) -> Float[Tensor, "s n c c"]:
+    """Σ_k w_sk J_ck J_dk: products of two rows once, then all weights in one product of matrices."""
+    if len(weights) < _MANY_WEIGHTS:
+        return torch.stack([(rows * w) @ rows.mT for w in weights])
+    n, c, _ = rows.shape
+    out = rows.new_empty(n, c, c, len(weights))
+    for k in range(c):
+        products = (rows[:, k, None] * rows[:, k:]).flatten(0, 1) @ weights.T
+        out[:, k, k:] = out[:, k:, k] = products.view(n, c - k, -1)
+    return out.permute(3, 0, 1, 2)

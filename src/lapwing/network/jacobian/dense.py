@@ -1,4 +1,4 @@
-"""Columns without factors: all their entries are kept."""
+"""A block of columns stored densely, for parameters without a layer rule."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 import torch
 
 from lapwing._types import Float, Int, Tensor
-from lapwing.network.jacobian.block import Block, Scratch, picked
+from lapwing.network.jacobian.block import Block, contracted, picked
 from lapwing.operators import GroupedDiagonal
+
+_CACHED_FLOATS = 1 << 18  # of rows whose products are taken together
 
 
 @dataclass(frozen=True, eq=False)
 class DenseBlock(Block):
-    """All entries of the columns of one parameter tensor."""
+    """The dense columns of one parameter tensor."""
 
     where: slice
     values: Float[Tensor, "n c k"]
@@ -35,7 +37,7 @@ class DenseBlock(Block):
     def attached(self) -> bool:
         return self.values.requires_grad
 
-    def written_in(self, scratch: Scratch) -> Float[Tensor, "nc k"]:
+    def dense_rows(self) -> Float[Tensor, "nc k"]:
         return self.values.flatten(0, 1)
 
     def parts(self) -> tuple[Float[Tensor, "n c k"], ...]:
@@ -50,10 +52,15 @@ class DenseBlock(Block):
     def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]:
         return ((self.values * weights[self.where].to(self.values.dtype)) @ self.values.mT).double()
 
+    def quads(self, weights: Float[Tensor, "s p"]) -> Float[Tensor, "s n c c"]:
+        w = weights[:, self.where].to(self.values.dtype)
+        step = max(1, _CACHED_FLOATS // max(1, self.values[0].numel()))
+        return torch.cat([contracted(some, w) for some in self.values.split(step)], 1).double()
+
     def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]:
         return (self.values**2 @ weights[self.where].to(self.values.dtype)).double()
 
-    def meets_as_factors(self, other: Block, D: GroupedDiagonal) -> bool:
+    def has_factored_cross(self, other: Block, D: GroupedDiagonal) -> bool:
         return False
 
     def cross(self, other: Block, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
@@ -70,6 +77,7 @@ class DenseBlock(Block):
         return replace(self, where=slice(self.where.start + offset, self.where.stop + offset))
 
     def concatenated(self, others: Sequence[Block]) -> DenseBlock:
+        # `parts`, as other batches may have stored the same columns as factors (see `Block.kept`).
         rest = (torch.cat(other.parts(), -1).to(self.values) for other in others)
         return replace(self, values=torch.cat([self.values, *rest]))
 

@@ -1,7 +1,7 @@
-"""The columns of an embedding: a row of J touches the tokens of its datum only.
+"""The columns of an embedding table: a row of J is nonzero only at the tokens of its datum.
 
-An embedding s_t = W[token_t] has ∂f_c/∂W[v] = Σ_{t: token_t = v} g_ct. Only the tokens that occur are kept, each once,
-so a row costs (positions) · (dimensions) numbers however large the vocabulary is.
+An embedding s_t = W[token_t] has ∂f_c/∂W[v] = Σ_{t: token_t = v} g_ct. Only tokens that occur are stored, each once, so
+a row takes at most (positions) · (dimensions) entries, whatever the size of the vocabulary.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lapwing.operators import GroupedDiagonal
 class EmbeddingBlock(Block):
     """Tokens (n, r) and gradients g (n, c, r, d) of the rows of one table W (vocabulary, d).
 
-    The tokens of a datum are distinct; slots beyond them have zero gradients. `of` makes it so.
+    The tokens of a datum are distinct; unused slots have zero gradients. Construct with `of`.
     """
 
     where: slice
@@ -29,11 +29,12 @@ class EmbeddingBlock(Block):
 
     @classmethod
     def of(cls, where: slice, tokens: Int[Tensor, "n t"], g: Float[Tensor, "n c t d"]) -> EmbeddingBlock:
-        """Gradients at every position, tokens repeated as they come: what belongs to one token adds up."""
+        """From gradients at every position: gradients of positions with the same token are summed."""
         ordered, order = tokens.sort(dim=1)
         new = torch.zeros_like(ordered)
+        # Number distinct tokens by sorting: a new slot starts where a sorted token differs from its predecessor.
         new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-        slot = torch.empty_like(order).scatter_(1, order, new.cumsum(1))  # positions of one token share a slot
+        slot = torch.empty_like(order).scatter_(1, order, new.cumsum(1))  # equal tokens get the same slot
         distinct = torch.zeros_like(tokens).scatter_(1, slot, tokens)
         summed = torch.zeros_like(g).scatter_add_(2, slot[:, None, :, None].expand_as(g), g)
         used = int(slot.max()) + 1 if slot.numel() else 0
@@ -59,7 +60,7 @@ class EmbeddingBlock(Block):
         kept, which = (at // d).unique(return_inverse=True)
         found = torch.searchsorted(kept, self.tokens.contiguous())
         there = torch.cat([kept, kept.new_full((1,), -1)])[found] == self.tokens
-        # The slot of each kept token in each datum: the first one, as those filled up with zeros come last.
+        # The slot of each token in each datum. Unused slots hold token 0 too, but come last: take the first.
         slots = torch.full((n, len(kept) + 1), r, device=at.device)
         every = torch.arange(r, device=at.device).expand(n, -1)
         slots.scatter_reduce_(1, torch.where(there, found, len(kept)), every, "amin")
@@ -91,7 +92,7 @@ class EmbeddingBlock(Block):
 
     def cross(self, other: Block, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
         assert isinstance(other, EmbeddingBlock)
-        # Only tokens that both sides hold contribute; those few columns are written out.
+        # Only tokens that occur on both sides contribute: form just those columns.
         mine, theirs = self.tokens.unique(), other.tokens.unique()
         shared = mine[torch.isin(mine, theirs)]
         weights = D.diagonal[self.where].reshape(self._vocabulary, -1)[shared].flatten()
@@ -135,17 +136,18 @@ class EmbeddingBlock(Block):
         return (self.where.stop - self.where.start) // self.g.shape[-1]
 
     def _at_tokens(self, v: Float[Tensor, "... k"]) -> Float[Tensor, "... n r d"]:
-        """The rows of flat tables that belong to the tokens."""
+        """The rows of flat tables v at the tokens of each datum."""
         return v.reshape(*v.shape[:-1], self._vocabulary, -1)[..., self.tokens, :]
 
     def _weighted(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c rd"]:
         return (self.g * self._at_tokens(weights[self.where]).to(self.g.dtype)[:, None]).flatten(2)
 
     def _columns(self, kept: Int[Tensor, " v"]) -> Float[Tensor, "n c vd"]:
-        """The dense columns of some tokens, sorted; float64."""
+        """The dense columns of some tokens (sorted), in float64."""
         n, c, _, d = self.g.shape
         if not len(kept):
             return self.g.new_zeros(n, c, 0, dtype=torch.float64)
+        # Tokens that are not in `kept` find some other one: their gradients are masked.
         at = torch.searchsorted(kept, self.tokens.contiguous()).clamp(max=len(kept) - 1)
         g = self.g.double() * (kept[at] == self.tokens)[:, None, :, None]
         dense = torch.zeros(n, c, len(kept), d, dtype=torch.float64, device=self.g.device)

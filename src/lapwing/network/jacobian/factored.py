@@ -1,7 +1,7 @@
 """The columns of a layer that computes s_t = W a_t at positions t: ∂f_c/∂W = Σ_t g_ct a_tᵀ with g = ∂f_c/∂s_t.
 
-The factors (a, g) are the whole block; contractions work on them and nothing of size n · c · P is formed. A bias is a
-column of W whose input is 1. Factors keep the model's dtype; sums over them come out in float64.
+Only the factors (a, g) are stored. Contractions use them directly; no array of size n · c · P is formed. The bias is a
+column of W whose input is 1. Factors have the model's dtype; contractions return float64.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 
 from lapwing._types import Float, Int, Tensor
 from lapwing.linalg import GramSum, joined
-from lapwing.network.jacobian.block import Block, Scratch, padded, picked, summed
+from lapwing.network.jacobian.block import Block, contracted, padded, picked, summed
 from lapwing.network.jacobian.dense import DenseBlock
 from lapwing.network.jacobian.inputs import Given, Inputs
 from lapwing.operators import Arrangement, GroupedDiagonal
 
-_CACHED_FLOATS = 1 << 18
-_PATCHED_FLOATS = 1 << 20  # of inputs formed at once while rows are written out
+_CACHED_FLOATS = 1 << 18  # entries of intermediate results that stay in the processor's cache
+_PATCHED_FLOATS = 1 << 20  # entries of inputs formed at a time while dense rows are computed
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,16 +72,16 @@ class FactorBlock(Block):
         return self.g.shape[2] == 1
 
     def matrices(self) -> Float[Tensor, "n c q o i"]:
-        """Σ_t g_t a_tᵀ, in the model's dtype."""
+        """The dense rows Σ_t g_t a_tᵀ as matrices, in the model's dtype."""
         n, c, r, q, o = self.g.shape
-        if self.arrangement.weight is None:  # the bias, whose input is 1
+        if self.arrangement.weight is None:  # only the bias is inferred: its input is 1
             return self.g.sum(2)[..., None]
         g = self.g.permute(0, 3, 1, 4, 2).reshape(n, q, c * o, r)
         products = g @ self.a.permute(0, 2, 1, 3)
         return products.reshape(n, q, c, o, -1).transpose(1, 2)
 
     def add_output_gram_(self, total: GramSum) -> None:
-        """total ← total + Σ g gᵀ over data, outputs and positions, in whichever order they are stored."""
+        """total ← total + Σ g gᵀ over data, outputs and positions, without a copy, whatever the memory layout."""
         if self.positions_last:
             total.add_transposed(self.g[:, :, :, 0].flatten(0, 1).mT)
         else:
@@ -90,7 +90,7 @@ class FactorBlock(Block):
 
     @property
     def positions_last(self) -> bool:
-        """Whether neighbours in memory are positions, not outputs, of the one map there is."""
+        """Whether positions, not outputs, are contiguous in memory (images in channels-first format); one map only."""
         return self.g.shape[3] == 1 and self.g.shape[2] > 1 and self.g.stride(2) == 1 and self.g.stride(4) != 1
 
     def parts(self) -> tuple[Float[Tensor, "n c _"], ...]:
@@ -101,22 +101,33 @@ class FactorBlock(Block):
         q, o, i = self.arrangement.coordinates(tensor, at)
         if tensor == self.arrangement.bias:
             return self.g[..., q, o].sum(2)
-        a = self.inputs.tensor()  # not kept: a convolution's patches are large, and needed once
+        a = self.inputs.tensor()  # not the cached `self.a`: a convolution's patches are large, and used once here
         if self.one_position:
             return self.g[:, :, 0, q, o] * a[:, 0, q, i][:, None]
         columns = self.g.new_empty(*self.g.shape[:2], len(at))
         row = q * self.arrangement.o + o
-        for one in row.unique().tolist():  # of one output at a time: a product of matrices
+        for one in row.unique().tolist():  # the columns of one output are a single matrix product
             some = (row == one).nonzero()[:, 0]
             first = some[0]
             columns[..., some] = self.g[..., q[first], o[first]] @ a[:, :, q[first], i[some]]
         return columns
 
     def mv(self, v: Float[Tensor, "s p"]) -> Float[Tensor, "s n c"]:
-        # Σ_t g_tᵀ V a_t: the change of the layer's outputs, then of f
+        # Σ_t g_tᵀ V a_t: the change V a_t of the layer's outputs, then the change of f
         V = self.arrangement.matrices(v.to(self.g.dtype))
+        c, r = self.g.shape[1:3]
+        if c * (r + len(V)) < r * len(V):  # Σ_t g_t a_tᵀ costs less than the layer's outputs for every vector
+            return self._mv_by_products(V)
         changes = torch.einsum("nrqi,sqoi->snrqo", self.a, V)
         return torch.einsum("ncrqo,snrqo->snc", self.g, changes).double()
+
+    def _mv_by_products(self, V: Float[Tensor, "s q o i"]) -> Float[Tensor, "s n c"]:
+        found = [
+            summed(tile.matrices().flatten(2) @ V[:, :, outputs].flatten(1).T for outputs, tile in tiles)
+            for tiles in self._tiles()
+        ]
+        together = joined(found) if found else V.new_zeros(0, self.c, len(V))
+        return together.permute(2, 0, 1).double()
 
     def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]:
         W = self.arrangement.matrices(weights).to(self.g.dtype)
@@ -129,7 +140,7 @@ class FactorBlock(Block):
             total = None
             for outputs, tile in tiles:
                 M = tile.matrices()
-                # M is nobody else's
+                # In place where possible: M is a new tensor, and large.
                 M = M * root[:, outputs] if root.requires_grad else M.mul_(root[:, outputs])
                 product = M.flatten(2) @ M.flatten(2).mT
                 total = product if total is None else total.add_(product)
@@ -137,35 +148,46 @@ class FactorBlock(Block):
             found.append(total)
         return joined(found).double() if found else self.g.new_zeros(0, self.c, self.c).double()
 
+    def quads(self, weights: Float[Tensor, "s p"]) -> Float[Tensor, "s n c c"]:
+        if self.one_position:
+            return super().quads(weights)
+        W = self.arrangement.matrices(weights).to(self.g.dtype)
+        found = [
+            summed(contracted(tile.matrices().flatten(2), W[:, :, outputs].flatten(1)) for outputs, tile in tiles)
+            for tiles in self._tiles()  # Σ_t g_t a_tᵀ once for all weights
+        ]
+        together = torch.cat(found, 1) if found else W.new_zeros(len(W), 0, self.c, self.c)
+        return together.double()
+
     def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]:
         W = self.arrangement.matrices(weights).to(self.g.dtype)
         if self.one_position:
             return (self.g[:, :, 0].flatten(2) ** 2 @ self._squared_inputs_through(W)[:, :, None])[..., 0].double()
         return (self.matrices().flatten(2) ** 2 @ W.flatten()).double()
 
-    def meets_as_factors(self, other: Block, D: GroupedDiagonal) -> bool:
+    def has_factored_cross(self, other: Block, D: GroupedDiagonal) -> bool:
         other = other.plain()
         single = isinstance(other, FactorBlock) and self._single and other._single
         return single and self.arrangement.input_scales(D) is not None
 
-    def written_in(self, scratch: Scratch) -> Float[Tensor, "nc k"]:
-        """As (q, o, i): no rearrangement."""
+    def dense_rows(self) -> Float[Tensor, "nc k"]:
+        """In the order (q, o, i) of `matrices`."""
         n, c, r = self.g.shape[:3]
-        return written_factors(self, n, c, r, self.arrangement, scratch)
+        return dense_factored_rows(self, n, c, r, self.arrangement)
 
-    def write_(self, out: Float[Tensor, "nc k"], scratch: Scratch) -> None:
+    def write_(self, out: Float[Tensor, "nc k"]) -> None:
         """out ← Σ_t g_t a_tᵀ."""
         n, c, r, _, o = self.g.shape
         g = self.g[:, :, :, 0].permute(0, 1, 3, 2).reshape(n, c * o, r)
-        torch.bmm(g, self.inputs.formed_in(scratch)[:, :, 0], out=out.view(n, c * o, -1))
+        torch.bmm(g, self.inputs.tensor()[:, :, 0], out=out.view(n, c * o, -1))
 
-    def in_any_order(self) -> FactorBlock:
-        return replace(self, inputs=self.inputs.in_any_order())
+    def in_fastest_order(self) -> FactorBlock:
+        return replace(self, inputs=self.inputs.in_fastest_order())
 
     def entered(self) -> Block:
         return self if self.arrangement.joined is None else self._entered()
 
-    def written_weights(self, D: GroupedDiagonal) -> Float[Tensor, " k"]:
+    def ordered_weights(self, D: GroupedDiagonal) -> Float[Tensor, " k"]:
         return self.arrangement.matrices(D.diagonal).flatten()
 
     def cross(self, other: Block, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
@@ -173,7 +195,7 @@ class FactorBlock(Block):
         if not isinstance(other, FactorBlock) or not (self._single and other._single) or scales is None:
             dense = zip(self.slices, self.parts(), other.parts(), strict=True)
             return summed((J.flatten(0, 1) * D.diagonal[s]) @ K.flatten(0, 1).T for s, J, K in dense)
-        # (g·g')(Σ_i d_i a_i a'_i): two small Gram matrices instead of one over all weights
+        # One position, so ⟨g aᵀ, g' a'ᵀ⟩_D = (g·g')(Σ_i d_i a_i a'_i): two small Gram matrices instead of dense rows
         inputs = self.input_products(other, D)
         outputs = self.g[:, :, 0, 0].flatten(0, 1).double() @ other.g[:, :, 0, 0].flatten(0, 1).double().T
         if self.g.shape[1] == other.g.shape[1] == 1:
@@ -182,7 +204,7 @@ class FactorBlock(Block):
         return (outputs.view(shape) * inputs[:, None, :, None]).view_as(outputs)
 
     def input_products(self, other: FactorBlock, D: GroupedDiagonal) -> Float[Tensor, "n m"]:
-        """Σ_i d_i a_i a'_i of layers with one position, D being constant on the weight and on the bias."""
+        """Σ_i d_i a_i a'_i for layers with one position; D must be constant on the weight and on the bias."""
         scales = self.arrangement.input_scales(D)
         assert scales is not None
         a = self.a[:, 0, 0].double()
@@ -198,9 +220,9 @@ class FactorBlock(Block):
         return self.arrangement.flat_parts(self.squared_products().double())
 
     def squared_products(self) -> Float[Tensor, "q o i"]:
-        """Σ_nc (Σ_t g_t a_tᵀ)², in single precision or better: positions add up before squaring.
+        """Σ_nc (Σ_t g_t a_tᵀ)² elementwise, in float32 or better. Positions are summed before squaring.
 
-        The weight apart from the bias, for which a_t = 1: products of an even width are faster.
+        Weight and bias (a_t = 1) are computed separately: matrix products with an even number of columns are faster.
         """
         dtype = torch.promote_types(self.dtype, torch.float32)
         parts = []
@@ -211,18 +233,18 @@ class FactorBlock(Block):
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def totals(self) -> tuple[Float[Tensor, " _"], ...]:
-        """Σ over all rows, in the model's dtype."""
+        """Σ over data and outputs of the rows, in the model's dtype, one tensor per slice."""
         g = self.g[:, 0] if self.g.shape[1] == 1 else self.g.sum(1)
         return self.arrangement.flat_parts(torch.einsum("nrqo,nrqi->qoi", g, self.a))
 
     def rotated(self, U_B: Float[Tensor, "q o o"], U_A: Float[Tensor, "q i i"]) -> Block:
-        """The rows in other coordinates: W ↦ U_Bᵀ W U_A, flattened as (q, o, i)."""
+        """The rows in a Kronecker eigenbasis: W ↦ U_Bᵀ W U_A, flattened as (q, o, i)."""
         q, o, i = len(U_B), U_B.shape[1], U_A.shape[1]
         c, r = self.g.shape[1:3]
-        # Rotating the factors costs r (i² + c o²) per datum, rotating their products c (o² i + o i²).
+        # Rotating the factors costs r (i² + c o²) per datum, rotating the dense rows c (o² i + o i²).
         if not self.one_position and c * (o * o * i + o * i * i) < r * (i * i + c * o * o):
-            turned = U_B.mT @ self.matrices() @ U_A
-            return DenseBlock(slice(0, q * o * i), turned.flatten(2))
+            rotated = U_B.mT @ self.matrices() @ U_A
+            return DenseBlock(slice(0, q * o * i), rotated.flatten(2))
         g = torch.einsum("nrcqo,qop->nrcqp", self.g.transpose(1, 2), U_B).transpose(1, 2)
         return FactorBlock(Arrangement.plain(q, o, i), g, Given(self.inputs.rotated(U_A)))
 
@@ -239,7 +261,7 @@ class FactorBlock(Block):
         return replace(self, inputs=self.inputs.fresh())
 
     def kept(self) -> Block:
-        """The entries where they are fewer than the factors: a small kernel at many positions."""
+        """The dense columns if they are smaller than the factors, as for a small kernel at many positions."""
         _, c, r, q, o = self.g.shape
         fewer = c * q * o * self.arrangement.i < r * q * (c * o + self.arrangement.i)
         if fewer and self.arrangement.joined is not None:
@@ -258,10 +280,10 @@ class FactorBlock(Block):
         return replace(self, arrangement=self.arrangement.shifted(offset))
 
     def concatenated(self, others: Sequence[Block]) -> Block:
-        if any(isinstance(other, DenseBlock) for other in others):  # some data had fewer entries than factors
+        if any(isinstance(other, DenseBlock) for other in others):  # `kept` chose dense columns for some data
             return self._entered().concatenated(others)
         blocks = [self, *(block for other in others if isinstance(block := other.plain(), FactorBlock))]
-        r = max(block.g.shape[2] for block in blocks)  # shorter sequences get positions that contribute nothing
+        r = max(block.g.shape[2] for block in blocks)  # pad shorter sequences with positions of zero gradient
         g = torch.cat([padded(block.g, r, 2) for block in blocks])
         return replace(self, g=g, inputs=self.inputs.concatenated([block.inputs for block in blocks[1:]], r))
 
@@ -274,35 +296,35 @@ class FactorBlock(Block):
 
     @cached_property
     def _shared(self) -> Inputs:
-        """The inputs, for the outputs to share: formed once, unless they are the patches of many positions."""
+        """Inputs shared by all outputs: computed once, unless they are the patches of many positions."""
         return Given(self.a) if self.one_position else self.inputs
 
     def data_at(self, data: slice) -> FactorBlock:
-        formed = "a" in vars(self)  # then not again
+        formed = "a" in vars(self)  # the cached_property has been computed: reuse it
         return replace(self, g=self.g[data], inputs=Given(self.a[data]) if formed else self.inputs.at(data))
 
     def split(self, n: int, step: int) -> list[Block]:
         if not self.attached:
             return super().split(n, step)
-        # A slice's gradient would be as large as the whole, for every one of the pieces.
+        # By `split`: the backward pass of each slice would allocate a gradient of the full size.
         pieces = zip(self.g.split(step), self.inputs.split(n, step), strict=True)
         return [replace(self, g=g, inputs=inputs) for g, inputs in pieces]
 
     def _squared_products_of_weight(self, dtype: torch.dtype) -> Float[Tensor, "q o i"]:
-        """Few data and outputs at a time, in one place, so that all of it stays in the processor's cache."""
+        """A few data and outputs at a time in one buffer, so that intermediate results stay in the cache."""
         n, c, r, q, o = self.g.shape
-        inputs = (self.inputs if self.arrangement.bias is None else self.inputs.without_bias()).in_any_order()
+        inputs = (self.inputs if self.arrangement.bias is None else self.inputs.without_bias()).in_fastest_order()
         i = replace(self.arrangement, bias=None).i
         total = torch.zeros(q, o, i, dtype=dtype, device=self.device)
         width = max(1, min(o, _CACHED_FLOATS // max(1, i)))
         step = max(1, _CACHED_FLOATS // max(1, q * (width * i + r * (c * o + i))))
-        room = total.new_empty(min(n, step), width * i)
+        buffer = total.new_empty(min(n, step), width * i)
         for start in range(0, n, step):
             data = slice(start, start + step)
             a, g = inputs.at(data).tensor().to(dtype), self.g[data].to(dtype)
             for first, k, j in product(range(0, o, width), range(q), range(c)):
                 columns = g[:, j, :, k, first : first + width]
-                M = room[: len(a), : columns.shape[2] * i].view(len(a), -1, i)
+                M = buffer[: len(a), : columns.shape[2] * i].view(len(a), -1, i)
                 torch.bmm(columns.mT, a[:, :, k], out=M)
                 for m in M.unbind(0):
                     total[k, first : first + width].addcmul_(m, m)
@@ -310,9 +332,9 @@ class FactorBlock(Block):
         return total if order is None else total[..., order]
 
     def _tiles(self) -> Iterator[Iterator[tuple[slice, FactorBlock]]]:
-        """Some data, and of these some outputs of a map: so many that Σ_t g_t a_tᵀ stays in the processor's cache.
+        """Tiles of data and of outputs of a map, so small that Σ_t g_t a_tᵀ stays in the processor's cache.
 
-        Split, not sliced: where there is a graph, every slice would have a gradient as large as the whole.
+        By `split`, not slicing: the backward pass of each slice would allocate a gradient of the full size.
         """
         n, c, _, q, o = self.g.shape
         at_once = max(1, _CACHED_FLOATS // max(1, c * q * self.arrangement.i))
@@ -334,11 +356,9 @@ class FactorBlock(Block):
         return torch.einsum("nqi,qoi->nqo", self.a[:, 0] ** 2, W).flatten(1)
 
 
-def written_factors(
-    block: Block, n: int, c: int, r: int, arrangement: Arrangement, scratch: Scratch
-) -> Float[Tensor, "nc k"]:
-    """The rows of n data, of few at a time: their patches and gradients stay in the processor's cache."""
-    if arrangement.q > 1 or arrangement.weight is None or block.attached:  # memory used again takes no graph
+def dense_factored_rows(block: Block, n: int, c: int, r: int, arrangement: Arrangement) -> Float[Tensor, "nc k"]:
+    """Dense rows (n·c, k) of n data, computed a few data at a time so that patches and gradients stay in the cache."""
+    if arrangement.q > 1 or arrangement.weight is None or block.attached:  # autograd does not support `out=`
         plain = block.plain()
         assert isinstance(plain, FactorBlock)
         return plain.matrices().flatten(2).flatten(0, 1)
@@ -347,7 +367,7 @@ def written_factors(
     for start in range(0, n, step):
         some = block.data_at(slice(start, start + step)).plain()
         assert isinstance(some, FactorBlock)
-        written = scratch.matrix(n * c, arrangement.o * arrangement.i, some.g) if written is None else written
-        some.write_(written[start * c : (start + step) * c], scratch.beside)
+        written = some.g.new_empty(n * c, arrangement.o * arrangement.i) if written is None else written
+        some.write_(written[start * c : (start + step) * c])
     assert written is not None
     return written

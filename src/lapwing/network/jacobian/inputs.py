@@ -1,4 +1,4 @@
-"""A layer's inputs as a value: what they are is settled when they are captured, how they are laid out when needed."""
+"""The inputs a (n, r, q, i) of a layer, formed lazily: captured as they are, arranged when a contraction needs them."""
 
 from __future__ import annotations
 
@@ -10,63 +10,59 @@ import torch
 
 from lapwing._types import Float, Int, Tensor
 from lapwing.linalg import GramSum
-from lapwing.network.jacobian.block import Scratch, padded
+from lapwing.network.jacobian.block import padded
 
 
 class Inputs(ABC):
-    """a (n, r, q, i): of n data, at r positions each, to q parallel maps; a column of ones for the bias included.
+    """Inputs a (n, r, q, i) of n data at r positions to q parallel maps, with a column of ones for the bias.
 
-    A convolution's patches are much larger than its input, and few contractions need them as such.
+    The patches of a convolution are much larger than its input, and few contractions need them explicitly.
     """
 
-    by_channel: bool = True  # whether columns come in the weight's order
+    by_channel: bool = True  # whether columns are in the weight's order (channel, row, column)
 
     @property
     def attached(self) -> bool:
-        """Whether they are differentiable in the network's own inputs."""
+        """Whether they are differentiable in the network's inputs."""
         return self.tensor().requires_grad
 
     @abstractmethod
     def tensor(self) -> Float[Tensor, "n r q i"]: ...
 
     def columns(self) -> tuple[Float[Tensor, "n r q _"], bool]:
-        """The same without the ones, if they need not be written down, and whether they were left out."""
+        """The inputs without the column of ones if it can be omitted, and whether it was."""
         return self.tensor(), False
-
-    def formed_in(self, scratch: Scratch) -> Float[Tensor, "n r q i"]:
-        """The same as the tensor; in this memory if it is new."""
-        return self.tensor()
 
     @abstractmethod
     def at(self, data: slice) -> Inputs:
-        """Those of some of the data."""
+        """The inputs of a subset of the data."""
 
     def kept(self) -> Inputs:
-        """The same in the form that takes least memory, and holds on to nothing else."""
+        """The same in the form that takes the least memory, without references to other tensors."""
         return Given(self.tensor())
 
     def split(self, n: int, step: int) -> list[Inputs]:
-        """Those of so many of the n data at a time."""
+        """The inputs of the n data in pieces of `step`."""
         return [self.at(slice(start, start + step)) for start in range(0, n, step)]
 
     def fresh(self) -> Inputs:
-        """The same with nothing remembered."""
+        """A copy without cached intermediate results."""
         return self
 
     def without_bias(self) -> Inputs:
-        """All columns but the last, which are ones."""
+        """All columns except the last one, which is the bias input."""
         return Given(self.tensor()[..., :-1])
 
-    def in_any_order(self) -> Inputs:
-        """The same columns in the order in which they are formed most quickly: one order for all data of a layer."""
+    def in_fastest_order(self) -> Inputs:
+        """The same columns in the order that is fastest to form; it depends on the layer only."""
         return self
 
     def order(self) -> Int[Tensor, " i"] | None:
-        """Where the weight's columns stand among these; None: they are in order."""
+        """Index of each of the weight's columns among these; None if they are in the weight's order."""
         return None
 
     def concatenated(self, others: Sequence[Inputs], r: int) -> Inputs:
-        """These data followed by the others'; r positions each, behind their own such as contribute nothing."""
+        """These data followed by the others, each padded with zeros to r positions."""
         return Given(torch.cat([padded(inputs.tensor(), r, 1) for inputs in (self, *others)]))
 
     def add_gram_(self, total: GramSum) -> None:
@@ -75,13 +71,13 @@ class Inputs(ABC):
         total.add(a.flatten(0, 1), ones=ones)
 
     def rotated(self, U: Float[Tensor, "q i j"]) -> Float[Tensor, "n r q j"]:
-        """Uᵀ a."""
+        """Uᵀ a at every position."""
         return torch.einsum("nrqi,qij->nrqj", self.tensor(), U)
 
 
 @dataclass(frozen=True, eq=False)
 class Given(Inputs):
-    """Inputs that are there already."""
+    """Inputs stored explicitly."""
 
     values: Float[Tensor, "n r q i"]
 
@@ -100,17 +96,17 @@ class Given(Inputs):
 
 @dataclass(frozen=True, eq=False)
 class Images(Inputs):
-    """The patches of images that have their zeros around them; a column of ones for the bias where `ones`.
+    """The patches of zero-padded images, and a column of ones for the bias if `ones`.
 
-    A patch is `kernel` rows and columns, `dilation` apart, and the next one starts `stride` further.
+    A patch has `kernel` rows and columns at distance `dilation`; patches start at distance `stride`.
     """
 
-    x: Float[Tensor, "n height width channels"]  # neighbours in memory are channels
+    x: Float[Tensor, "n height width channels"]  # contiguous: channels last
     kernel: tuple[int, int]
     stride: tuple[int, int]
     dilation: tuple[int, int]
     ones: bool
-    by_channel: bool = True  # columns in the weight's order, channel, row, column; else row, column, channel
+    by_channel: bool = True  # columns in the weight's order (channel, row, column); else (row, column, channel)
 
     def tensor(self) -> Float[Tensor, "n r q i"]:
         a, ones = self.columns()
@@ -119,15 +115,6 @@ class Images(Inputs):
     def columns(self) -> tuple[Float[Tensor, "n r q _"], bool]:
         patches = self._patches()
         return patches.reshape(len(self.x), -1, 1, patches.shape[3:].numel()), self.ones
-
-    def formed_in(self, scratch: Scratch) -> Float[Tensor, "n r q i"]:
-        if self.ones:
-            return self.tensor()
-        patches = self._patches()
-        (n, down, across), i = patches.shape[:3], patches.shape[3:].numel()
-        room = scratch.matrix(n * down * across, i, self.x)
-        room.view(patches.shape).copy_(patches)
-        return room.view(n, down * across, 1, i)
 
     def at(self, data: slice) -> Images:
         return replace(self, x=self.x[data])
@@ -142,8 +129,8 @@ class Images(Inputs):
     def without_bias(self) -> Images:
         return replace(self, ones=False)
 
-    def in_any_order(self) -> Images:
-        return replace(self, by_channel=False)  # rows of a patch are copied as they stand
+    def in_fastest_order(self) -> Images:
+        return replace(self, by_channel=False)  # then each row of a patch is a contiguous copy
 
     def order(self) -> Int[Tensor, " i"] | None:
         if self.by_channel:
@@ -159,10 +146,11 @@ class Images(Inputs):
         return replace(self, x=torch.cat([self.x, *(other.x for other in same)]))
 
     def _patches(self) -> Float[Tensor, "n down across _ _ _"]:
-        """In the order of the columns."""
+        """The patches as a strided view, axes in the order of the columns."""
         return self._view().permute(0, 1, 2, 5, 3, 4) if self.by_channel else self._view()
 
     def _view(self) -> Float[Tensor, "n down across rows columns channels"]:
+        # as_strided: overlapping patches are a view of the image, without a copy.
         n, height, width, channels = self.x.shape
         spans = (d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
         down, across = ((size - s) // t + 1 for size, s, t in zip((height, width), spans, self.stride, strict=True))

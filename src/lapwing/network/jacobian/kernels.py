@@ -1,8 +1,8 @@
-"""Kernels J D J'ᵀ between all rows of two Jacobians, layer by layer, added up in place.
+"""Kernels J D J'ᵀ between all rows of two Jacobians, accumulated in place layer by layer.
 
-The rows of a layer with many positions are written out, Σ_t g_t a_tᵀ, of some data at a time, and multiplied a few
-thousand columns at a time. `precision` says in what: float64, or what the rows are kept in. Sums over columns are in
-float64 in any case. Where both sides are the same rows, only the upper triangle is added to.
+For layers with many positions the dense rows Σ_t g_t a_tᵀ are formed for some data at a time, and multiplied a few
+thousand columns at a time, in float64 or in the dtype of the rows (`KernelDtype`). Sums over columns are in float64 in
+both cases. If both sides are the same rows, only the upper triangle is computed.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from enum import Enum
 import torch
 
 from lapwing._types import Float, Tensor
-from lapwing.network.jacobian.block import Block, Scratch
+from lapwing.network.jacobian.block import Block
 from lapwing.network.jacobian.factored import FactorBlock
 from lapwing.network.jacobian.sparse import SparseBlock
 from lapwing.operators import GroupedDiagonal
 
-_CACHED_FLOATS = 1 << 17  # one megabyte of float64
-_WRITTEN_FLOATS = 1 << 26  # of the rows of one side that are written out at a time
-_EVEN = 64  # rows, of whose multiples products are an eighth faster
-_ROWS, _COLUMNS = 512, 8192  # of one product; longer sums in float32 would lose digits
+_CACHED_FLOATS = 1 << 17  # entries that stay in the processor's cache: 1 MiB of float64
+_WRITTEN_FLOATS = 1 << 26  # entries of dense rows of one side formed at a time
+_EVEN = 64  # products with a multiple of 64 rows are an eighth faster
+_ROWS, _COLUMNS = 512, 8192  # size of one product; longer sums in float32 would lose accuracy
 
 Pair = tuple[Block, Block]
 
 
-class Products(Enum):
-    """What products of entries are formed in."""
+class KernelDtype(Enum):
+    """Dtype in which products of entries are computed."""
 
     DOUBLE = "float64"
     KEPT = "as the rows are kept, float32 at least"
 
     def dtype(self, *kept: torch.dtype) -> torch.dtype:
-        if self is Products.DOUBLE:
+        if self is KernelDtype.DOUBLE:
             return torch.float64
         found = torch.float32
         for dtype in kept:
@@ -42,18 +42,18 @@ class Products(Enum):
 
 
 def add_crossed_(
-    totals: Sequence[Float[Tensor, "_ _"]], pairs: Sequence[Pair], D: GroupedDiagonal, products: Products
+    totals: Sequence[Float[Tensor, "_ _"]], pairs: Sequence[Pair], D: GroupedDiagonal, products: KernelDtype
 ) -> None:
-    """totals[c] ← totals[c] + J_c D J'_cᵀ of one layer, for several pairs of rows at once."""
+    """totals[c] ← totals[c] + J_c D J'_cᵀ for one layer and several pairs of rows."""
     mine, theirs = pairs[0]
-    if isinstance(mine, FactorBlock) and all(m.meets_as_factors(t, D) for m, t in pairs):
+    if isinstance(mine, FactorBlock) and all(m.has_factored_cross(t, D) for m, t in pairs):
         _add_factored_(totals, pairs, D)
-    elif mine.meets_as_factors(theirs, D):
+    elif mine.has_factored_cross(theirs, D):
         for total, pair in zip(totals, pairs, strict=True):
             _add_some_at_a_time_(total, *pair, D)
     else:
-        nowhere = [torch.empty(0)] * len(totals)
-        _add_all_written_(totals, nowhere, pairs, D, products)
+        no_squares = [torch.empty(0)] * len(totals)
+        _add_all_dense_(totals, no_squares, pairs, D, products)
 
 
 def add_crossed_and_squared_(
@@ -61,27 +61,30 @@ def add_crossed_and_squared_(
     squares: Sequence[Float[Tensor, " m"]],
     pairs: Sequence[Pair],
     D: GroupedDiagonal,
-    products: Products,
+    products: KernelDtype,
 ) -> None:
-    """The same of single rows, and squares[c] ← squares[c] + diag(J'_c D J'_cᵀ): what is written out serves both."""
-    if not pairs[0][0].meets_as_factors(pairs[0][1], D):
-        _add_all_written_(totals, squares, pairs, D, products)
+    """The same for single rows, and squares[c] ← squares[c] + diag(J'_c D J'_cᵀ) from the same dense rows."""
+    if not pairs[0][0].has_factored_cross(pairs[0][1], D):
+        _add_all_dense_(totals, squares, pairs, D, products)
         return
     add_crossed_(totals, pairs, D, products)
     for square, (_, theirs) in zip(squares, pairs, strict=True):
         square += torch.cat([b.doubled().quad_diagonal(D.diagonal)[:, 0] for b in theirs.pieces(len(square))])
 
 
-def _add_all_written_(
-    totals: Sequence[Tensor], squares: Sequence[Tensor], pairs: Sequence[Pair], D: GroupedDiagonal, products: Products
+def _add_all_dense_(
+    totals: Sequence[Tensor],
+    squares: Sequence[Tensor],
+    pairs: Sequence[Pair],
+    D: GroupedDiagonal,
+    products: KernelDtype,
 ) -> None:
-    scratch = Scratch(), Scratch()
     for total, square, pair in zip(totals, squares, pairs, strict=True):
-        _add_written_(total, square, *pair, D, products, scratch)
+        _add_dense_(total, square, *pair, D, products)
 
 
 def _add_factored_(totals: Sequence[Tensor], pairs: Sequence[Pair], D: GroupedDiagonal) -> None:
-    """(g·g')(Σ_i d_i a_i a'_i): two small Gram matrices, of which outputs with the same inputs share the second."""
+    """(g·g')(Σ_i d_i a_i a'_i): two small Gram matrices; outputs with the same inputs share the second one."""
     of: tuple[object, object] = None, None
     inputs = torch.empty(0)
     for total, (mine, theirs) in zip(totals, pairs, strict=True):
@@ -93,7 +96,7 @@ def _add_factored_(totals: Sequence[Tensor], pairs: Sequence[Pair], D: GroupedDi
 
 
 def _add_times_(total: Tensor, mine: FactorBlock, theirs: FactorBlock, inputs: Float[Tensor, "n m"]) -> None:
-    """Few rows at a time: their products stay in the processor's cache, and only the sum is as large as it is."""
+    """total ← total + (g gᵀ) ∘ inputs, a few rows at a time, so that products stay in the processor's cache."""
     (n, c), (m, d) = mine.g.shape[:2], theirs.g.shape[:2]
     g = mine.g[:, :, 0, 0].flatten(0, 1).double()
     h = g if theirs is mine else theirs.g[:, :, 0, 0].flatten(0, 1).double()
@@ -113,28 +116,27 @@ def _add_some_at_a_time_(total: Tensor, mine: Block, theirs: Block, D: GroupedDi
         total[start * mine.c : (start + step) * mine.c] += mine.data_at(slice(start, start + step)).cross(theirs, D)
 
 
-def _add_written_(
+def _add_dense_(
     total: Tensor,
-    square: Tensor,  # of as many rows as theirs, or none
+    square: Tensor,  # one entry per row of theirs, or empty
     mine: Block,
     theirs: Block,
     D: GroupedDiagonal,
-    products: Products,
-    scratch: tuple[Scratch, Scratch],
+    products: KernelDtype,
 ) -> None:
     for x, y, weights in _parts(mine, theirs, D):
         if weights.ndim == 0 and not weights.requires_grad and not weights:
-            continue  # another group's columns
+            continue  # columns of another prior group: D is zero on them
         dtype = products.dtype(x.dtype, y.dtype)
         (n, m), step = (len(total) // x.c, total.shape[1] // y.c), _data_at_once(y)
         for column in range(0, m, step):
-            Y = y.data_at(slice(column, column + step)).written_in(scratch[1])
+            Y = y.data_at(slice(column, column + step)).dense_rows()
             if len(square):
                 square[column : column + len(Y)] += _squares(Y, weights)
             rows = range(0, column + 1, step) if x is y else range(0, n, min(step, _ROWS))
             for row in rows:
                 same = x is y and row == column
-                X = Y if same else x.data_at(slice(row, row + rows.step)).written_in(scratch[0])
+                X = Y if same else x.data_at(slice(row, row + rows.step)).dense_rows()
                 at = slice(row * x.c, row * x.c + len(X)), slice(column * y.c, column * y.c + len(Y))
                 total[at] += _product(X, Y, weights, dtype)
 
@@ -148,7 +150,7 @@ def _squares(X: Float[Tensor, "r k"], weights: Float[Tensor, "*k"]) -> Float[Ten
 
 
 def _parts(mine: Block, theirs: Block, D: GroupedDiagonal) -> Iterator[tuple[Block, Block, Tensor]]:
-    """Both sides with their entries in the same order, and D: one number where it is constant, or one per entry."""
+    """Both sides with columns in the same order, and D: one number if it is constant there, else one per column."""
     same, factors = mine is theirs, (FactorBlock, SparseBlock)
     if type(mine) is not type(theirs) and not (isinstance(mine, factors) and isinstance(theirs, factors)):
         mine, theirs = mine.plain().entered(), theirs.plain().entered()
@@ -156,10 +158,10 @@ def _parts(mine: Block, theirs: Block, D: GroupedDiagonal) -> Iterator[tuple[Blo
         value = D.constant_on(where)
         x, y = (block.within(where) for block in (mine, theirs))
         assert x is not None and y is not None
-        quick = x.in_any_order(), y.in_any_order()
+        quick = x.in_fastest_order(), y.in_fastest_order()
         if value is not None and _by_channel(quick[0]) == _by_channel(quick[1]):
             x, y = quick
-        yield x, x if same else y, x.written_weights(D) if value is None else value
+        yield x, x if same else y, x.ordered_weights(D) if value is None else value
 
 
 def _by_channel(block: Block) -> bool:
@@ -174,7 +176,10 @@ def _data_at_once(block: Block) -> int:
 def _product(
     X: Float[Tensor, "r k"], Y: Float[Tensor, "s k"], weights: Float[Tensor, "*k"], dtype: torch.dtype
 ) -> Float[Tensor, "r s"]:
-    """X diag(w) Yᵀ, in float64 but for the products of a few columns; of a square the upper triangle, at least."""
+    """X diag(w) Yᵀ: products of `_COLUMNS` columns in `dtype`, summed in float64.
+
+    If Y is X, at least the upper triangle is computed.
+    """
     total = torch.zeros(len(X), len(Y), dtype=torch.float64, device=X.device)
     for first in range(0, X.shape[1], _COLUMNS):
         some = slice(first, first + _COLUMNS)

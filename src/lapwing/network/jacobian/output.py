@@ -1,7 +1,7 @@
-"""The columns of the layer whose output is the network's own: its gradient is the identity, and is not stored.
+"""The columns of the output layer, whose output is the network's output: its gradient is the identity, kept implicit.
 
-With f_tc = (W a_t)_c the row of output (t, c) is e_c a_tᵀ. In other coordinates, W ↦ U_Bᵀ W U_A, it is u_c ã_tᵀ, with
-u_c row c of U_B, the same for all data. So a row costs nothing beyond its inputs, which all outputs share.
+With f_tc = (W a_t)_c the row of output (t, c) is e_c a_tᵀ. In a Kronecker eigenbasis, W ↦ U_Bᵀ W U_A, it is u_c ã_tᵀ
+with u_c row c of U_B, the same for all data. So only the inputs are stored, which all outputs share.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from lapwing.network.jacobian.factored import FactorBlock
 from lapwing.network.jacobian.inputs import Given, Inputs
 from lapwing.operators import Arrangement, GroupedDiagonal
 
-_FEW_OUTPUTS = 1024
-_SQUARED_OUTPUTS = 128
-_PIECE_FLOATS = 1 << 20  # of the products that covariances go through
+_FEW_OUTPUTS = 1024  # entries of the gradients up to which kernels use explicit gradients
+_SQUARED_OUTPUTS = 128  # outputs whose squares are formed at a time
+_PIECE_FLOATS = 1 << 20  # entries of intermediate products of covariances
 
 
 @dataclass(frozen=True, eq=False)
 class OutputBlock(Block):
-    """Inputs a (n, r, i) of the one map; rows in the order (position, output). U is the identity when it is None."""
+    """Inputs a (n, r, i) of a single map; rows are in the order (position, output). U = None is the identity."""
 
     arrangement: Arrangement
     inputs: Inputs
@@ -62,12 +62,12 @@ class OutputBlock(Block):
 
     @property
     def row_floats(self) -> int:
-        """Inputs of a datum, rotated and squared, shared by its rows."""
+        """Inputs of a datum with their rotated and squared copies, divided among its rows."""
         return -(-4 * self.arrangement.i // self.arrangement.o)
 
     @property
     def contracted_floats(self) -> int:
-        return self.row_floats + 2  # a weight per output, and the outcome
+        return self.row_floats + 2  # a weight per output, and the result
 
     def parts(self) -> tuple[Float[Tensor, "n c _"], ...]:
         return self.plain().parts()
@@ -80,8 +80,8 @@ class OutputBlock(Block):
     def mv(self, v: Float[Tensor, "s p"]) -> Float[Tensor, "s n c"]:
         V = self.arrangement.matrices(v.to(self.dtype))[:, 0]
         changes = torch.einsum("nri,soi->snro", self.a, V)
-        turned = changes if self.U is None else changes @ self.U.T
-        return turned.flatten(2).double()
+        rotated = changes if self.U is None else changes @ self.U.T
+        return rotated.flatten(2).double()
 
     def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]:
         W = self._matrix(weights)
@@ -93,15 +93,15 @@ class OutputBlock(Block):
         return cov
 
     def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]:
-        # Σ_oi u_co² w_oi a_ti²: two products of matrices
+        # Σ_oi u_co² w_oi a_ti²: two matrix products
         q = self.a.square() @ self._matrix(weights).T
         if self.U is None:
             return q.flatten(1).double()
-        # Of some outputs at a time: the squares stay in the processor's cache.
+        # Some outputs at a time, so that the squares stay in the processor's cache.
         return torch.cat([q @ some.square().T for some in self.U.split(_SQUARED_OUTPUTS)], dim=-1).flatten(1).double()
 
     def cross(self, other: Block, D: GroupedDiagonal) -> Float[Tensor, "nc md"]:
-        # With few outputs the gradients written out are small, and their Gram matrices quicker.
+        # With few outputs explicit gradients are small, and their Gram matrix is faster.
         if not isinstance(other, OutputBlock) or (
             self.a.shape[1] == 1 and self._c * self.arrangement.o <= _FEW_OUTPUTS
         ):
@@ -120,12 +120,12 @@ class OutputBlock(Block):
         return self.arrangement.flat_parts((outputs[:, None] * inputs)[None])
 
     def rotated(self, U_B: Float[Tensor, "q o o"], U_A: Float[Tensor, "q i i"]) -> OutputBlock:
-        """The rows in other coordinates: W ↦ U_Bᵀ W U_A, flattened as (q, o, i)."""
+        """The rows in a Kronecker eigenbasis: W ↦ U_Bᵀ W U_A, flattened as (q, o, i)."""
         a, ones = self.inputs.columns()
-        rows, shift = (U_A[0, :-1], U_A[0, -1]) if ones else (U_A[0], None)  # a bias sees the input 1
-        turned = aligned_product(a.flatten(0, 2), rows, shift).unflatten(0, a.shape[:2])
+        rows, shift = (U_A[0, :-1], U_A[0, -1]) if ones else (U_A[0], None)  # the bias input 1 adds the last row
+        rotated = aligned_product(a.flatten(0, 2), rows, shift).unflatten(0, a.shape[:2])
         U = U_B[0] if self.U is None else self.U @ U_B[0]
-        return OutputBlock.given(Arrangement.plain(1, U_B.shape[2], U_A.shape[2]), turned, U)
+        return OutputBlock.given(Arrangement.plain(1, U_B.shape[2], U_A.shape[2]), rotated, U)
 
     def within(self, where: slice) -> Block | None:
         arrangement, columns = self.arrangement.within(where)
@@ -139,7 +139,7 @@ class OutputBlock(Block):
 
     def concatenated(self, others: Sequence[Block]) -> Block:
         same = [block for block in others if isinstance(block, OutputBlock)]
-        if len(same) < len(others):  # some data came another way
+        if len(same) < len(others):  # for some data the network's output was not this layer's
             return self.plain().concatenated(others)
         return self._with(torch.cat([self.a, *(block.a for block in same)]))
 
@@ -163,7 +163,7 @@ class OutputBlock(Block):
         return replace(self, inputs=self.inputs.at(data))
 
     def plain(self) -> FactorBlock:
-        """The gradients written out: (r c, r, 1, o) numbers, the same for all data."""
+        """The block with explicit gradients (r·c, r, 1, o), the same for all data."""
         n, r, _ = self.a.shape
         U = torch.eye(self._c, dtype=self.dtype, device=self.a.device) if self.U is None else self.U
         g = torch.einsum("ts,co->tcso", torch.eye(r, dtype=self.dtype, device=self.a.device), U)
@@ -175,7 +175,7 @@ class OutputBlock(Block):
 
     @property
     def _bare(self) -> Float[Tensor, "n r 1 _"]:
-        """The inputs as they came, with or without ones."""
+        """The inputs as stored, with or without the column of ones: enough for shape, dtype and device."""
         return self.inputs.columns()[0]
 
     @property
@@ -186,7 +186,7 @@ class OutputBlock(Block):
         return self.arrangement.matrices(weights.to(self.dtype))[0]
 
     def _pieces(self) -> Iterator[Float[Tensor, "k r i"]]:
-        """The data in pieces whose products stay in cache; only the outcome is as large as it is."""
+        """The inputs in pieces whose intermediate products stay in the processor's cache."""
         r, o, i = self.a.shape[1], self.arrangement.o, self.arrangement.i
         return iter(self.a.split(max(1, _PIECE_FLOATS // (r * r * max(self._c * o, i)))))
 

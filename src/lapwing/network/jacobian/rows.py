@@ -1,4 +1,4 @@
-"""The Jacobian as a value: blocks of columns that tile the parameters."""
+"""The Jacobian of a batch, as blocks of columns that partition the parameters."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from lapwing.linalg import mirror_, recomputed
 from lapwing.network.jacobian.block import Block, summed
 from lapwing.network.jacobian.dense import DenseBlock
 from lapwing.network.jacobian.factored import FactorBlock
-from lapwing.network.jacobian.kernels import Products, add_crossed_, add_crossed_and_squared_
+from lapwing.network.jacobian.kernels import KernelDtype, add_crossed_, add_crossed_and_squared_
 from lapwing.network.jacobian.output import OutputBlock
 from lapwing.network.jacobian.sparse import SparseBlock
 from lapwing.operators import Basis, GroupedDiagonal, Rows
 
-_WRITTEN_FLOATS = 1 << 24  # of rows written out a few at a time
-_ROUNDING = {Products.DOUBLE: 2.0**-53, Products.KEPT: 2.0**-24}
+_WRITTEN_FLOATS = 1 << 24  # entries of dense rows formed at a time
+_ROUNDING = {KernelDtype.DOUBLE: 2.0**-53, KernelDtype.KEPT: 2.0**-24}
 
 
 @dataclass(frozen=True, eq=False)
 class Jacobian(Rows):
-    """J (n, c, P) as blocks that tile the parameters; the blocks' order is the same in every Jacobian of a model."""
+    """J (n, c, P) as blocks that partition the parameters, in the same order for every batch of a model."""
 
     blocks: tuple[Block, ...]
     n: int
     c: int
     p: int
     device: torch.device
-    products: Products = Products.DOUBLE  # what those of `cross` and `own` are formed in
+    products: KernelDtype = KernelDtype.DOUBLE  # dtype of the products in `cross` and `own`
 
     @property
     def dtype(self) -> torch.dtype:
@@ -57,7 +57,7 @@ class Jacobian(Rows):
         return summed(some @ rows for some, rows in zip(u.split(sizes, -1), pieces, strict=True))
 
     def _steps(self) -> list[int]:
-        """Rows of so many data at a time as take little memory when they are written out."""
+        """Numbers of rows of the pieces in which dense rows are formed."""
         step = max(1, _WRITTEN_FLOATS // (self.c * self.p))
         return [self.c * min(step, self.n - start) for start in range(0, self.n, step)]
 
@@ -69,7 +69,7 @@ class Jacobian(Rows):
             start += n
 
     def data_at(self, data: slice) -> Jacobian:
-        """All rows of some of the n data."""
+        """All rows of a subset of the n data."""
         n = len(range(self.n)[data])
         return replace(self, blocks=tuple(block.data_at(data) for block in self.blocks), n=n)
 
@@ -83,11 +83,15 @@ class Jacobian(Rows):
     def quad(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c c"]:
         return self._each(lambda some: some.quad(weights))
 
+    def quads(self, weights: Float[Tensor, "s p"]) -> Float[Tensor, "s n c c"]:
+        parts = (torch.cat([some.quads(weights) for some in block.pieces(self.n)], 1) for block in self.blocks)
+        return summed(parts)
+
     def quad_diagonal(self, weights: Float[Tensor, " p"]) -> Float[Tensor, "n c"]:
         return self._each(lambda some: some.quad_diagonal(weights))
 
     def _each(self, contract: Callable[[Block], Tensor]) -> Tensor:
-        """Contractions of every block, of some data at a time."""
+        """Σ over blocks of a contraction, in pieces of the data."""
 
         def contracted(some: Block) -> Tensor:
             if not some.attached:
@@ -114,7 +118,7 @@ class Jacobian(Rows):
         cls, mine: Sequence[Rows], theirs: Sequence[Rows], D: GroupedDiagonal
     ) -> tuple[list[Float[Tensor, "nc md"]], list[Float[Tensor, "m d d"]]]:
         pairs, products = _paired(mine, theirs)
-        if products is Products.DOUBLE or any(J.blocks is K.blocks or K.c > 1 for J, K in pairs):
+        if products is KernelDtype.DOUBLE or any(J.blocks is K.blocks or K.c > 1 for J, K in pairs):
             return super().cross_and_own_each(mine, theirs, D)
         totals = [torch.zeros(J.n * J.c, K.n, dtype=torch.float64, device=J.device) for J, K in pairs]
         squares = [total.new_zeros(total.shape[1]) for total in totals]
@@ -124,7 +128,7 @@ class Jacobian(Rows):
 
     def quick(self) -> Jacobian:
         exact = all(block.dtype == torch.float64 for block in self.blocks)
-        return self if exact else replace(self, products=Products.KEPT)
+        return self if exact else replace(self, products=KernelDtype.KEPT)
 
     @property
     def rounding(self) -> float:
@@ -161,7 +165,7 @@ class Jacobian(Rows):
         return replace(self, blocks=blocks, p=block.stop - block.start)
 
     def selected(self, selection: Int[Tensor, " k"]) -> Jacobian:
-        """Some of the columns, ascending; of each layer only these are formed."""
+        """A subset of the columns, in ascending order, as dense blocks; other columns are not formed."""
         blocks: list[Block] = []
         for block in self.blocks:
             for tensor in block.slices:
@@ -173,14 +177,14 @@ class Jacobian(Rows):
         return replace(self, blocks=tuple(blocks) or (nothing,), p=len(selection))
 
     def kept(self) -> Jacobian:
-        """The same rows, each block in the form that takes least memory."""
+        """The same rows, each block in the form that takes the least memory."""
         blocks = (block.kept() for block in self.blocks)
-        # A gradient that is zero at these inputs may have derivatives there: what has a graph is kept whole.
+        # A gradient that is zero at these inputs may have a nonzero derivative: do not drop zeros from a graph.
         thin = (SparseBlock.of(b) if isinstance(b, FactorBlock) and not b.attached else b for b in blocks)
         return replace(self, blocks=tuple(thin))
 
     def formed(self) -> Jacobian:
-        """The same rows, for another process."""
+        """The same rows with all lazy parts computed, to be sent to another process."""
         return replace(self, blocks=tuple(block.formed() for block in self.blocks))
 
     def concatenated(self, others: Sequence[Rows]) -> Jacobian:
@@ -192,21 +196,23 @@ class Jacobian(Rows):
         return replace(self, blocks=tuple(block.single_rows() for block in self.blocks), n=self.n * self.c, c=1)
 
     def outputs_at(self, rows: Int[Tensor, " k"]) -> Jacobian:
-        """Some of the c rows of every datum."""
+        """A subset of the c rows of every datum."""
         return replace(self, blocks=tuple(block.outputs_at(rows) for block in self.blocks), c=len(rows))
 
 
-def _paired(mine: Sequence[Rows], theirs: Sequence[Rows]) -> tuple[list[tuple[Jacobian, Jacobian]], Products]:
+def _paired(mine: Sequence[Rows], theirs: Sequence[Rows]) -> tuple[list[tuple[Jacobian, Jacobian]], KernelDtype]:
     pairs = []
     for J, K in zip(mine, theirs, strict=True):
         assert isinstance(J, Jacobian) and isinstance(K, Jacobian)
         pairs.append((J, K))
-    kept = all(J.products is K.products is Products.KEPT for J, K in pairs)
-    return pairs, Products.KEPT if kept else Products.DOUBLE
+    kept = all(J.products is K.products is KernelDtype.KEPT for J, K in pairs)
+    return pairs, KernelDtype.KEPT if kept else KernelDtype.DOUBLE
 
 
 def _layers(pairs: Sequence[tuple[Jacobian, Jacobian]]) -> Iterator[tuple[tuple[Block, Block], ...]]:
-    """The blocks of all pairs, layer by layer; both are one object only if all rows of a pair are the same."""
+    """The blocks of all pairs, layer by layer."""
+    # Kernels test `mine is theirs` to compute only a triangle. Two Jacobians may share single blocks without being the
+    # same rows, so copy (shallowly) such blocks.
     columns = []
     for J, K in pairs:
         apart = J.blocks is not K.blocks

@@ -1,4 +1,4 @@
-"""Rules for kinds of layers: how their Jacobian block comes out of one captured forward pass."""
+"""Layer rules: the Jacobian block of a layer from its captured inputs and output gradients."""
 
 from lapwing.network.layers.base import (
     Calls,

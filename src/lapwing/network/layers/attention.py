@@ -1,8 +1,8 @@
-"""nn.MultiheadAttention: its projections are computed by functions, so no hook sees them.
+"""Rule for nn.MultiheadAttention, whose projections are computed by functions, where no hook can capture them.
 
-While the model is borrowed, the module computes by the forward written out here, which keeps the inputs and outputs of
-the projections. Self-attention projects by one map W (3E, E); otherwise queries, keys and values have a map each, and
-the bias they share is a tensor of its own. The output projection is a Linear, called as one here.
+The forward of the borrowed module is replaced by an equivalent one that records inputs and outputs of the projections.
+Self-attention projects by one map W (3E, E). Otherwise queries, keys and values have a map each, and the shared bias is
+a dense block. The output projection is an nn.Linear with its own rule, and is called as a module here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lapwing.network.layers.base import (
 )
 from lapwing.operators import Arrangement
 
-_PACKED = "qkv"
+_PACKED = "qkv"  # names of the recorded maps
 _APART = ("q", "k", "v")
 _SEPARATE = tuple(f"{name}_proj_weight" for name in _APART)
 _APPENDED = ("bias_k", "bias_v")
@@ -39,7 +39,7 @@ Places = Mapping[str, slice]
 
 
 class AttentionRule(RewrittenRule):
-    """Any masks, `add_bias_kv`, `add_zero_attn`, other widths of keys and values, either order of batch and time."""
+    """Supports masks, `add_bias_kv`, `add_zero_attn`, `kdim` and `vdim`, and both values of `batch_first`."""
 
     parameters = frozenset({"in_proj_weight", "in_proj_bias", *_SEPARATE, *_APPENDED})
 
@@ -47,7 +47,8 @@ class AttentionRule(RewrittenRule):
         if not isinstance(module, nn.MultiheadAttention) or type(module).forward is not nn.MultiheadAttention.forward:
             return False
         out = module.out_proj
-        # torch passes by a hook on the output projection, we would run it; so there must be none.
+        # torch's forward reads the weights of out_proj without calling it, so its hooks never run. Here it is called,
+        # and hooks would run: the rule applies only if there are none.
         plain = type(out).forward is nn.Linear.forward and not out._forward_hooks and not out._forward_pre_hooks
         own = module.__dict__.get("forward")
         return plain and (own is None or (isinstance(own, partial) and own.func is _attend))
@@ -89,20 +90,20 @@ def _maps_apart(calls: Calls, gradients: Gradients, where: Places, n: int, e: in
 
 
 def _map(calls: Calls, arrangement: Arrangement, inputs: list[Tensor], gradients: Gradients, n: int) -> FactorBlock:
-    if not inputs:  # not called for these data: no positions, no effect
+    if not inputs:  # not called for these data: zero positions
         return empty_block(arrangement, next(calls.module.parameters(recurse=False)), n, len(gradients))
     columns = [joined([_positions(g, n) for g in column]) for column in gradients]
     return factor_block(arrangement, Formed(arrangement, lambda: [_positions(x, n) for x in inputs]), columns)
 
 
 def _summed(calls: Calls, gradients: Gradients, n: int, e: int) -> Tensor:
-    """Over positions and calls: (n, c, e)."""
+    """Gradients summed over positions and calls: (n, c, e)."""
     empty = next(calls.module.parameters(recurse=False)).new_zeros(n, e)
     return torch.stack([sum((g.reshape(n, -1, e).sum(1) for g in column), empty) for column in gradients], dim=1)
 
 
 def _weights_apart(where: Places, e: int) -> list[slice | None]:
-    """Where the three maps' weights stand: tensors of their own, or rows of the packed one."""
+    """Slices of the weights of q, k and v: separate tensors, or rows of the packed one."""
     packed = where.get("in_proj_weight")
     if packed is None:
         return [where.get(name) for name in _SEPARATE]
@@ -111,7 +112,7 @@ def _weights_apart(where: Places, e: int) -> list[slice | None]:
 
 
 def _of_map(calls: Calls, gradients: Gradients, j: int) -> tuple[list[Tensor], list[list[Tensor]]]:
-    """Inputs and gradients of one of the three maps; a call to itself counts for each."""
+    """Inputs and gradients of the map j of q, k, v; a packed call (self-attention) contributes to each."""
     inputs, g = calls.of(_APART[j], gradients)
     packed, g_packed = calls.of(_PACKED, gradients)
     both = [own + [s.chunk(3, -1)[j] for s in shared] for own, shared in zip(g, g_packed, strict=True)]
@@ -139,8 +140,8 @@ def _attend(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """What nn.MultiheadAttention.forward computes in eval mode, with the batch axis first throughout."""
-    if query.ndim != 3:  # one datum without a batch axis: the probe sees that it cannot be divided
+    """Equivalent of nn.MultiheadAttention.forward in eval mode, with the batch axis first internally."""
+    if query.ndim != 3:  # no batch axis: recorded as such, and the rule check finds that it cannot be split by datum
         options = (key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
         output = nn.MultiheadAttention.forward(module, query, key, value, *options)
         calls.keep(query, output[0], of=_UNDIVIDED)
@@ -148,7 +149,8 @@ def _attend(
     q, k, v = _projected(module, calls, query, key, value)
     k, v = _with_appended(module, calls, k, v)
     q, k, v = (x.unflatten(-1, (module.num_heads, -1)).transpose(1, 2) for x in (q, k, v))
-    hint = is_causal and key_padding_mask is None and not need_weights  # torch then looks at the hint alone
+    # As in torch: in this case is_causal replaces attn_mask, otherwise it is ignored.
+    hint = is_causal and key_padding_mask is None and not need_weights
     mask = None if hint else _mask(attn_mask, key_padding_mask, q, k)
     if need_weights:
         scores = q * sqrt(1.0 / q.shape[-1]) @ k.mT
@@ -180,12 +182,12 @@ def _projected(
 
 
 def _keep(calls: Calls, x: Tensor, s: Tensor, name: str) -> None:
-    if s.requires_grad or calls.attached:  # else it belongs to a frozen map of inputs that depend on nothing inferred
+    if s.requires_grad or calls.attached:  # else the map is frozen, and so is all before it
         calls.keep(x, s, of=name)
 
 
 def _with_appended(module: nn.MultiheadAttention, calls: Calls, k: Tensor, v: Tensor) -> list[Tensor]:
-    """Keys and values with the learnt position and the zero position behind them, if the module has such."""
+    """Keys and values with the learnt position (`add_bias_kv`) and the zero position (`add_zero_attn`) appended."""
     both = [k, v]
     if module.bias_k is not None and module.bias_v is not None:
         learnt = [b.expand(len(k), 1, -1) for b in (module.bias_k, module.bias_v)]
@@ -196,7 +198,7 @@ def _with_appended(module: nn.MultiheadAttention, calls: Calls, k: Tensor, v: Te
 
 
 def _mask(attn_mask: Tensor | None, key_padding_mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-    """The sum of both masks, to be added to scores (n, heads, l, s); appended positions are open to all."""
+    """The sum of both masks, to be added to the scores (n, heads, l, s). Appended positions are not masked."""
     masks = []
     if attn_mask is not None:  # (l, s), or (n · heads, l, s)
         mask = _additive(attn_mask, q, k)

@@ -1,4 +1,4 @@
-"""One forward pass that keeps each ruled layer's inputs and outputs, and the backward passes that go with it."""
+"""Record inputs and outputs of layers with a rule in a forward pass, and compute their blocks by backward passes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lapwing.network.parameters import ParamLayout
 def recording(modules: Mapping[str, nn.Module], *, attached: bool = False) -> Iterator[dict[str, Calls]]:
     """Record every call of the given modules, which are borrowed, while the context is open.
 
-    `attached`: what is recorded keeps its graph, for blocks that are differentiable in the network's inputs.
+    `attached`: inputs keep their graph, for blocks that are differentiable with respect to the network's inputs.
     """
     calls = {}
     for path, module in modules.items():
@@ -38,6 +38,7 @@ def captured_blocks(
     calls: Mapping[str, Calls], layout: ParamLayout, f: Tensor, cotangents: Tensor
 ) -> dict[str, list[Block]]:
     """Blocks for every recorded module: one backward pass per column of the cotangents (n, K, c)."""
+    # Checked for every batch: a mixture of experts may route all of the first data through a layer, but not later ones.
     for path, record in calls.items():
         _check_divided(path, record, len(f))
     outputs = [output for record in calls.values() for output in record.outputs]
@@ -49,9 +50,8 @@ def captured_blocks(
         stop = start + len(record.outputs)
         own = places(layout, path)
         blocks[path] = record.rule.blocks(record, [column[start:stop] for column in gradients], own, len(f))
-        for (
-            column
-        ) in gradients:  # the block has what it needs: free a layer's gradients before the next is put together
+        # Free the layer's gradients before the next block is built: this bounds the peak memory.
+        for column in gradients:
             column[start:stop] = [f.new_empty(0)] * (stop - start)
         start = stop
     return blocks
@@ -61,15 +61,14 @@ def _check_divided(path: str, record: Calls, n: int) -> None:
     if not record.divide(n):
         shapes = ", ".join(str(tuple(x.shape)) for x in record.inputs)
         raise ModelError(
-            f"Layer '{path}' was given inputs of shape {shapes} for {n} data: some go past it (a mixture of experts?), "
-            "and its rows cannot be told apart by datum. The first data all went through it, so it was taken for a "
-            "layer of all data. Let the first three data take different ways (shuffle them), or leave the layer out "
-            "with params=[...]."
+            f"Layer '{path}' was called with inputs of shape {shapes} for {n} data: some data skip it (a mixture of "
+            "experts?), so its inputs cannot be split by datum. The rule check saw only data that use it: shuffle the "
+            "data so that the first three are routed differently, or exclude the layer with params=[...]."
         )
 
 
 def places(layout: ParamLayout, path: str) -> dict[str, slice]:
-    """Where the inferred tensors of a module stand, by their own names."""
+    """Slices of a module's inferred tensors, by the module's own names ("weight")."""
     return {name.rpartition(".")[2]: layout[name] for name in layout.modules[path]}
 
 
@@ -81,9 +80,9 @@ def pulled_back(f: Tensor, outputs: list[Tensor], column: Tensor, *, attached: b
 
 
 def vjp(f: Tensor, sources: Sequence[Tensor], u: Tensor, *, attached: bool = False) -> tuple[Tensor | None, ...]:
-    """uᵀ ∂f/∂s for every source s; None where f does not depend on it. `attached`: with a graph of their own.
+    """uᵀ ∂f/∂s for every source s, None if f does not depend on s. `attached`: the results are differentiable.
 
-    As the gradient of u · f: to check the shape of a u that it is given, torch loads its symbolic algebra, of 80 MB.
+    Computed as the gradient of u · f: with `grad_outputs=u`, torch imports sympy (80 MB) to check the shape of u.
     """
     return torch.autograd.grad(
         (f * u).sum(), list(sources), retain_graph=True, create_graph=attached, allow_unused=True

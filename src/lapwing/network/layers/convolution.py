@@ -1,4 +1,4 @@
-"""Convolutions as linear maps of patches: s_t = W a_t + b, a_t the patch under output position t."""
+"""Rules for convolutions as linear maps of patches: s_t = W a_t + b with a_t the patch at output position t."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Divided(FactorRule):
 
 
 class ConvolutionRule(_Divided):
-    """Any stride, dilation, groups and padding mode: the patches are taken as the layer itself takes them."""
+    """Supports any stride, dilation, groups and padding mode."""
 
     def applies(self, module: nn.Module) -> bool:
         return isinstance(module, _CONVOLUTIONS) and any(type(module).forward is c.forward for c in _CONVOLUTIONS)
@@ -62,7 +62,7 @@ class ConvolutionRule(_Divided):
 
 
 class TransposedConvolutionRule(_Divided):
-    """A transposed convolution is a convolution, with the kernel flipped, of the input spread out by the stride."""
+    """A transposed convolution equals a convolution, with flipped kernel, of the input with zeros inserted (stride)."""
 
     def applies(self, module: nn.Module) -> bool:
         return isinstance(module, _TRANSPOSED) and any(type(module).forward is c.forward for c in _TRANSPOSED)
@@ -77,7 +77,8 @@ class TransposedConvolutionRule(_Divided):
         d = len(module.kernel_size)
         padding: list[int] = []
         for axis in reversed(range(d)):  # F.pad counts from the last axis
-            x = _spread(x, axis - d, module.stride[axis])
+            x = _with_zeros_between(x, axis - d, module.stride[axis])
+            # F.pad with a negative number crops, as padding of a transposed convolution does.
             edge = module.dilation[axis] * (module.kernel_size[axis] - 1) - int(module.padding[axis])
             padding += [edge, edge + module.output_padding[axis]]
         x = F.pad(x, padding)
@@ -92,7 +93,7 @@ class TransposedConvolutionRule(_Divided):
 
 
 def _zero_padding(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> list[int]:
-    """Left and right padding of each axis, last axis first, as F.pad wants it."""
+    """Left and right padding of each axis, last axis first, as F.pad expects."""
     if module.padding == "valid":
         return [0] * (2 * len(module.kernel_size))
     if module.padding == "same":
@@ -105,7 +106,7 @@ def _zero_padding(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> list[int]:
 def _patches(x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int], groups: int) -> Tensor:
     """(n, channels, …) → (n, r, q, channels/q · k), positions and kernel entries in row-major order."""
     d = len(kernel)
-    if d == 2:  # the same patches, gathered several times faster
+    if d == 2:  # F.unfold gives the same patches several times faster, but supports 2-d only
         columns = F.unfold(x, tuple(kernel), tuple(dilation), stride=tuple(stride))
         return columns.transpose(1, 2).unflatten(2, (groups, -1))
     for axis in range(d):
@@ -117,13 +118,13 @@ def _patches(x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: 
 
 
 def _by_position(g: Tensor, groups: int, n: int) -> Tensor:
-    """(n, channels, …) → (n, r, q, channels/q): a view, unless a datum has several images."""
+    """(n, channels, …) → (n, r, q, channels/q); a view if every datum has one image."""
     g = g.flatten(2).mT.unflatten(-1, (groups, -1))
     return g if len(g) == n else g.reshape(n, -1, *g.shape[2:])
 
 
-def _spread(x: Tensor, axis: int, stride: int) -> Tensor:
-    """stride − 1 zeros between neighbours along an axis."""
+def _with_zeros_between(x: Tensor, axis: int, stride: int) -> Tensor:
+    """Insert stride − 1 zeros between neighbours along an axis."""
     if stride == 1:
         return x
     shape = list(x.shape)

@@ -1,4 +1,4 @@
-"""nn.Embedding: s_t = W[token_t], so ∂s/∂W[v] · g is g where the token is v, and nothing elsewhere."""
+"""Rule for nn.Embedding: s_t = W[token_t], so the gradient of W[v] is the sum of g_t over positions with token v."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from lapwing.network.layers.base import Calls, Rule, joined
 
 
 class EmbeddingRule(Rule):
-    """Not with `max_norm`, which rewrites the table, nor `scale_grad_by_freq`, whose gradient is not the gradient."""
+    """Does not apply with `max_norm`, which modifies the table in the forward pass, or `scale_grad_by_freq`, which
+    changes the gradient."""
 
     parameters = frozenset({"weight"})
 
@@ -29,13 +30,13 @@ class EmbeddingRule(Rule):
     ) -> list[Block]:
         module = calls.module
         assert isinstance(module, nn.Embedding)
-        if not calls.outputs:  # not called for these data: no tokens, no effect
+        if not calls.outputs:  # not called for these data: zero tokens
             g = module.weight.new_zeros(n, len(gradients), 0, module.embedding_dim)
             return [EmbeddingBlock(where["weight"], torch.zeros(n, 0, dtype=torch.long, device=g.device), g)]
         tokens = joined([x.reshape(n, -1).long() for x in calls.inputs])
         d = module.embedding_dim
         columns = [joined([g.reshape(n, -1, d) for g in column]) for column in gradients]
         g = torch.stack(columns, dim=1)
-        if module.padding_idx is not None:  # autograd gives that row no gradient
+        if module.padding_idx is not None:  # autograd sets the gradient of this row to zero: do the same
             g = g * (tokens != module.padding_idx)[:, None, :, None]
         return [EmbeddingBlock.of(where["weight"], tokens, g)]

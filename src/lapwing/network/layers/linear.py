@@ -1,4 +1,4 @@
-"""nn.Linear: s_t = W a_t + b at any number of positions t, and dense layers that keep W transposed."""
+"""Rules for nn.Linear, s_t = W a_t + b at any number of positions t, and for dense layers that store Wᵀ."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LinearRule(FactorRule):
         return x.ndim > 1 and x.numel() % (n * x.shape[-1]) == 0
 
     def inputs(self, module: nn.Module, x: Tensor, n: int) -> Tensor:
-        # (n, …, i) or (n · T, …, i): everything between batch and features counts as a position
+        # (n, …, i) or (n · T, …, i): all axes between batch and features are positions
         return x.reshape(n, -1, 1, x.shape[-1])
 
     def gradients(self, module: nn.Module, g: Tensor, n: int) -> Tensor:

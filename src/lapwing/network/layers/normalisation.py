@@ -1,4 +1,4 @@
-"""Scales and shifts of normalisation layers: s = γ x̂ + β, so ∂s/∂γ · g = x̂ g and ∂s/∂β · g = g, over positions."""
+"""Rules for scales and shifts of normalisation layers, s = γ x̂ + β: the gradients are Σ_t x̂_t g_t and Σ_t g_t."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lapwing.network.layers.base import DirectRule, summed_over_positions
 
 
 class TrailingNormRule(DirectRule):
-    """LayerNorm and RMSNorm: the parameters have the shape of the trailing axes."""
+    """LayerNorm and RMSNorm: the parameters have the shape of the normalised trailing axes."""
 
     def applies(self, module: nn.Module) -> bool:
         known = (nn.LayerNorm, nn.RMSNorm)

@@ -1,6 +1,6 @@
-"""The layer whose output is the network's own: ∂f/∂s is the identity, so nothing has to be pulled back to it.
+"""The output layer, whose output s is the network's output f: ∂f/∂s is the identity, so no backward pass is needed.
 
-Which layer that is, if any, the probe finds out by reverse mode; and every forward pass shows whether it still is.
+The rule check determines by reverse mode which layer this is, if any. Every forward pass compares the values again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lapwing.network.layers.base import Calls, FactorRule, Formed
 
 @dataclass(frozen=True, eq=False)
 class OutputLayer:
-    """The record of a module's one call, whose output is f up to its shape."""
+    """The recorded call of a module whose output is f up to a reshape."""
 
     calls: Calls
     rule: FactorRule
@@ -28,7 +28,7 @@ class OutputLayer:
 
     @classmethod
     def of(cls, calls: Calls, where: Mapping[str, slice], f: Float[Tensor, "n k"]) -> OutputLayer | None:
-        """None when the layer has no rule of the kind, or f is something else, for these data at least."""
+        """None if the layer has no factor rule, was called several times, or its output is not f for these data."""
         rule = calls.rule
         if not isinstance(rule, FactorRule) or type(rule).blocks is not FactorRule.blocks:
             return None
@@ -37,7 +37,7 @@ class OutputLayer:
         return cls(calls, rule, where, len(f))
 
     def rows(self, cotangents: Float[Tensor, "n k c"]) -> FactorBlock:
-        """The block of u_cᵀ J: its gradients are the cotangents themselves."""
+        """The block of u_cᵀ J, whose gradients g are the cotangents themselves."""
         s = self.calls.outputs[0]
         gradients = [[u.reshape(s.shape).to(s.dtype)] for u in cotangents.unbind(-1)]
         (block,) = self.rule.blocks(self.calls, gradients, self.where, self.n)
@@ -45,22 +45,22 @@ class OutputLayer:
         return replace(block, inputs=self._inputs(block))
 
     def block(self) -> OutputBlock:
-        """The block of J itself, the identity left implicit; rows in the order of `order`."""
+        """The block of J with an implicit identity as gradient; its rows are in the order `order` of f."""
         s = self.calls.outputs[0]
         rows = self.rows(s.new_zeros(()).expand(self.n, s.numel() // self.n, 1))
         return OutputBlock(rows.arrangement, rows.inputs)
 
     def _inputs(self, block: FactorBlock) -> Inputs:
-        """The inputs, formed once for all blocks; those of a dense layer are there already."""
+        """The inputs, computed once and shared by all blocks of this call."""
         if not self._formed:
             self._formed.append(block.inputs if isinstance(block.inputs, Formed) else Given(block.a))
         return self._formed[0]
 
     @cached_property
     def order(self) -> Float[Tensor, "r o"]:
-        """Which entry of f each output at each position is: the entries' numbers, through the rule.
+        """The index in f of every output at every position, found by passing the indices through the rule.
 
-        Empty when the layer is several maps side by side.
+        Empty if the layer has several parallel maps.
         """
         s = self.calls.outputs[0]
         numbers = torch.arange(s.numel() // self.n, dtype=torch.float64, device=s.device)

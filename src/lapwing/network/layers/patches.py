@@ -1,8 +1,8 @@
-"""A convolution's inputs: the patches under its output positions, which overlap.
+"""The inputs of a convolution: overlapping patches at its output positions, formed explicitly only where necessary.
 
-What overlaps need not be written out. Uᵀ a is a convolution with the columns of U for kernels. And in Σ_t a_t a_tᵀ the
-block of kernel rows k and k' sums products of image rows h + k and h + k' over the output rows h, so that all blocks
-with the same k' − k are the same sum but for a few rows at the upper and lower edge.
+Uᵀ a is a convolution with the columns of U as kernels. In Σ_t a_t a_tᵀ, the block of kernel rows k and k' sums products
+of image rows h + k and h + k' over the output rows h. So all blocks with the same k' − k are the same sum, except for a
+few rows at the upper and lower edge.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from lapwing.network.jacobian import Images, Inputs
 from lapwing.network.layers.base import joined, with_bias
 from lapwing.operators import Arrangement
 
-_CACHED_FLOATS = 1 << 20  # patches formed at a time: larger pieces fall out of the processor's cache
+_CACHED_FLOATS = 1 << 20  # entries of patches formed at a time, so that they stay in the processor's cache
 
 
 @dataclass(frozen=True)
 class Window:
-    """A two-dimensional convolution of one group: the kernel's sizes, and zeros above, below, left and right."""
+    """Geometry of a 2-d convolution without groups; `zeros` is the padding above, below, left and right."""
 
     kernel: tuple[int, int]
     stride: tuple[int, int]
@@ -33,16 +33,16 @@ class Window:
     zeros: tuple[int, int, int, int]
 
     def spans(self) -> tuple[int, int]:
-        """Rows and columns under the kernel."""
+        """Rows and columns that the dilated kernel spans."""
         height, width = (d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
         return height, width
 
 
 @dataclass(frozen=True, eq=False)
 class Patches(Inputs):
-    """The patches of all calls' inputs x (n · m, channels, …).
+    """The patches of the inputs x (n · m, channels, …) of all calls.
 
-    `form` writes the patches of an input out, as (n, r, q, i). Without a window there is no shorter way.
+    `form` computes the patches of an input explicitly, (n, r, q, i); without a `window` this is the only way.
     """
 
     arrangement: Arrangement
@@ -82,12 +82,12 @@ class Patches(Inputs):
         alone = replace(self, arrangement=replace(self.arrangement, bias=None))
         return alone if image is None else image.without_bias()
 
-    def in_any_order(self) -> Inputs:
+    def in_fastest_order(self) -> Inputs:
         image = self._image()
-        return self if image is None else image.in_any_order()
+        return self if image is None else image.in_fastest_order()
 
     def _image(self) -> Images | None:
-        """The image itself, which is smaller than its patches, where there is one of each datum."""
+        """The padded image, which is smaller than its patches; None unless there is one image per datum."""
         window, arrangement = self.window, self.arrangement
         if window is None or arrangement.weight is None or len(self.calls) > 1 or len(self.calls[0]) != self.n:
             return None
@@ -113,12 +113,12 @@ class Patches(Inputs):
 
     @property
     def _step(self) -> int:
-        """Data whose patches are formed at a time."""
+        """Number of data whose patches are formed at a time."""
         floats = sum(x.numel() for x in self.calls) // self.n * (prod(self.window.kernel) if self.window else 9)
         return max(1, _CACHED_FLOATS // max(1, floats))
 
     def _bordered(self, x: Tensor, window: Window) -> Tensor:
-        """Σ a aᵀ of one call, with the row and column of the bias: Σ a, and the number of positions."""
+        """Σ a aᵀ of one call, bordered by the bias's row and column: Σ a, and the number of positions."""
         A, total, count = _patch_sums(x, window)
         if self.arrangement.bias is None:
             return A
@@ -132,13 +132,13 @@ def _padded(x: Tensor, window: Window) -> Tensor:
 
 
 def _patch_sums(x: Tensor, window: Window) -> tuple[Tensor, Tensor, int]:
-    """Σ a aᵀ (i, i), Σ a (i,) and how many a there are; stride 1 from row to row."""
+    """Σ a aᵀ (i, i), Σ a (i,) and the number of patches a, for a vertical stride of 1."""
     channels, (rows, columns) = x.shape[1], window.kernel
     n_rows = x.shape[2] + sum(window.zeros[:2]) - window.spans()[0] + 1
     width = x.shape[3] + sum(window.zeros[2:])
     n_columns = (width - window.spans()[1]) // window.stride[1] + 1
     k = columns * channels
-    dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+    dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype  # half precision is too short
     A, total = x.new_zeros(rows, rows, k, k, dtype=dtype), x.new_zeros(rows, k, dtype=dtype)
     step = max(1, _CACHED_FLOATS // (x.shape[2] * n_columns * k))
     for images in x.to(dtype).split(step):
@@ -149,7 +149,7 @@ def _patch_sums(x: Tensor, window: Window) -> tuple[Tensor, Tensor, int]:
     for row in range(rows):
         for other in range(row + 1, rows):
             A[other, row] = A[row, other].T
-    # (row, row', column, channel, column', channel') → channel, row, column, as the weight has them
+    # (row, row', column, channel, column', channel') → (channel, row, column) twice, the order of the weight
     shaped = A.view(rows, rows, columns, channels, columns, channels).permute(3, 0, 2, 5, 1, 4)
     i = rows * k
     return (
@@ -167,7 +167,7 @@ def _strips(x: Tensor, window: Window) -> Tensor:
 
 
 def _slice(strips: Tensor, window: Window, start: int, n_rows: int) -> Tensor:
-    """The strips of some image rows, counted with the zeros above: those that are not zeros, one below the other."""
+    """The strips of n_rows rows of the padded image from `start`, without its zero rows, flattened."""
     above = window.zeros[0]
     return strips[max(start - above, 0) : max(start + n_rows - above, 0)].flatten(0, 1)
 
@@ -178,7 +178,7 @@ def _add_row_products_(A: Tensor, strips: Tensor, window: Window, n_rows: int) -
     above, height = window.zeros[0], len(strips)
 
     def product(start: int, stop: int, shift: int) -> Tensor | float:
-        start, stop = max(start, above), min(stop, above + height - shift)  # elsewhere one of the two is zero
+        start, stop = max(start, above), min(stop, above + height - shift)  # elsewhere one factor is zero padding
         if stop <= start:
             return 0.0
         upper, lower = (strips[start - above + s : stop - above + s].flatten(0, 1) for s in (0, shift))
@@ -186,10 +186,12 @@ def _add_row_products_(A: Tensor, strips: Tensor, window: Window, n_rows: int) -
 
     for shift in range(rows):
         last = rows - 1 - shift
-        if last * d >= n_rows:  # few output rows: nothing in common
+        if last * d >= n_rows:  # the row ranges of the blocks do not overlap: compute each on its own
             for row in range(last + 1):
                 A[row, row + shift] += product(row * d, row * d + n_rows, shift * d)
             continue
+        # Row r of the kernel sees image rows r d … r d + n_rows. `common` is the part that all r share; `upper` and
+        # `lower` add the rows before and after it, row by row.
         common = product(last * d, n_rows, shift * d)
         upper: Tensor | float = common
         lower: Tensor | float = 0.0

@@ -1,4 +1,4 @@
-"""nn.PReLU: s = max(x, 0) + w min(x, 0), one slope w for all channels or one each."""
+"""Rule for nn.PReLU: s = max(x, 0) + w min(x, 0) with one slope w for all channels, or one per channel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All rules, in the order they are tried."""
+"""The list of layer rules, in the order in which they are tried."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _rules: list[Rule] = [
 
 
 def register_rule(rule: Rule) -> None:
-    """Add a rule for a layer of your own; it is tried first, and checked against reverse mode before use."""
+    """Register a rule for a custom layer. It is tried first, and checked against reverse-mode AD in every fit."""
     if not isinstance(rule, Rule):
         raise InputTypeError(
             f"register_rule: expected an instance of a FactorRule or DirectRule subclass, got {type(rule).__name__}."
@@ -38,13 +38,13 @@ def register_rule(rule: Rule) -> None:
 
 
 def rule_for(module: nn.Module) -> Rule | None:
-    if is_parametrized(module):  # its weight is computed, not held
+    if is_parametrized(module):  # the weight is computed from other parameters, which the rule does not know
         return None
     return next((rule for rule in _rules if rule.applies(module)), None)
 
 
 def ruled_modules(model: nn.Module, layout: ParamLayout) -> dict[str, nn.Module]:
-    """Modules with a rule that hold inferred parameters, and share them with no other module."""
+    """Modules that have a rule, and hold inferred parameters that are not tied to another module."""
     owners: dict[int, int] = {}
     for module in model.modules():
         for p in module.parameters(recurse=False):

@@ -1,4 +1,4 @@
-"""Products with the Jacobian of a linearised network, which is never stored."""
+"""Jacobian-vector and vector-Jacobian products of a linearised network; J is not stored."""
 
 from lapwing.network.products.data_jacobian import DataJacobian, DataPiece, Source
 from lapwing.network.products.jvp import FORWARD, VECTORS_AT_ONCE, Jvp, attached, can_push, choose_jvp, pushed

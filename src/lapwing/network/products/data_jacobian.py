@@ -1,8 +1,8 @@
-"""J of all the data as an operator: J v, Jᵀ u, J D Jᵀ u and Σ Jᵀ B J v for several vectors at once, never stored.
+"""The Jacobian of all data as a linear operator: J v, Jᵀ u, J D Jᵀ u and Σ Jᵀ B J v for several vectors at once.
 
-Every product visits the data in pieces and the network anew; passes run in the network's own precision, sums over data
-in float64. One forward pass with its graph serves all vectors of a piece. Where the data are spread over ranks, a
-vector over data holds this rank's share of it, and one over parameters is the sum over all of them.
+J is not stored: every product is a pass over the data, batch by batch. Passes run in the network's dtype, sums over
+data in float64. One forward pass with its graph serves all vectors. With several ranks, a vector over data holds the
+entries of this rank's shard, a vector over parameters the sum over all ranks.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from lapwing.network.products.vjp import Vjp, choose_vjp
 from lapwing.operators import GroupedDiagonal
 from lapwing.runtime import distributed
 
-Source = Callable[[], Iterable[tuple[ModelInput, Tensor]]]  # a pass over (x, encoded y), the same every time
+Source = Callable[
+    [], Iterable[tuple[ModelInput, Tensor]]
+]  # starts a pass over (x, encoded y), always in the same order
 
 
 @dataclass(frozen=True, eq=False)
 class DataPiece:
-    """Some data: where the linear model stands there, and products with their rows of J."""
+    """A batch in a pass over the data: the trace there, and products with its rows of J."""
 
     trace: Trace
     y: Tensor
@@ -47,7 +49,7 @@ class DataPiece:
 
 @dataclass(frozen=True, eq=False)
 class DataJacobian:
-    """J (N·K, P) of a linearised network at all the data."""
+    """J (N·K, P) of a linearised network at all data."""
 
     linearised: Linearised
     source: Source
@@ -56,8 +58,8 @@ class DataJacobian:
 
     @classmethod
     def of(cls, linearised: Linearised, source: Source) -> DataJacobian:
-        """Ways of differentiating are chosen once, by trying them on the first data."""
-        first = distributed.first_of(source)[0]
+        """Choose the implementations of J v and Jᵀ u once, by trying them on the first data."""
+        first = distributed.first_item(source)[0]
         return cls(linearised, source, choose_jvp(linearised, first), choose_vjp(linearised, first))
 
     @property
@@ -65,13 +67,14 @@ class DataJacobian:
         return self.linearised.layout.p
 
     def pieces(self) -> Generator[DataPiece, None, None]:
-        """One forward pass over the data; each piece is open until the next is asked for."""
+        """One forward pass over the data. A piece is valid until the next one is requested."""
         for number, (x, y) in enumerate(self.source()):
             with located(x.origin or f"batch {number}"), self.linearised.unrecorded(x) as trace:
                 yield DataPiece(trace, y, self.jvp, self.vjp)
 
     def mv(self, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
         """J v for every datum."""
+        # `closing`: an error in the loop must release the borrowed model now, not at garbage collection.
         with closing(self.pieces()) as pieces:
             return torch.cat([piece.mv(v) for piece in pieces], dim=1)
 
@@ -86,11 +89,11 @@ class DataJacobian:
         return distributed.total(total)
 
     def kernel_mv(self, u: Float[Tensor, "m n k"], D: GroupedDiagonal) -> Float[Tensor, "m n k"]:
-        """(J D Jᵀ) u: two passes over the data."""
+        """(J D Jᵀ) u, in two passes over the data."""
         return self.mv(D.diagonal * self.vjp_sum(u))
 
     def sandwich(self, v: Float[Tensor, "m p"], middle: Callable[[DataPiece, Tensor], Tensor]) -> Float[Tensor, "m p"]:
-        """Σ_n J_nᵀ B_n J_n v in one pass; `middle` gives B_n q for the q = J_n v (m, n, K) of a piece."""
+        """Σ_n J_nᵀ B_n J_n v in one pass; `middle` computes B_n q for q = J_n v (m, n, K) of a piece."""
         total = torch.zeros_like(v, dtype=torch.float64)
         with closing(self.pieces()) as pieces:
             for piece in pieces:

@@ -1,7 +1,7 @@
-"""J v at some inputs, without J: forward mode where the model allows it, else reverse mode twice.
+"""Jacobian-vector products J v: by forward-mode AD if the model supports it, else by double reverse mode.
 
-Not every kernel has a forward-mode derivative (fused attention, old weight_norm), and not every one can be
-differentiated twice. Which way works is found out once, on a few rows, against the rows of J themselves.
+Some kernels have no forward-mode derivative (fused attention, old weight_norm), others no second derivative. Which
+implementation works is determined once per network, by comparison with the rows of J on two data.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from lapwing.data import ModelInput
 from lapwing.errors import LapwingError, ModelError
 from lapwing.network.linearised import Linearised, Trace
 from lapwing.network.module import with_images_in
-from lapwing.runtime.sandbox import forward_mode_alone, quiet_fallback
+from lapwing.runtime.sandbox import forward_mode_lock, quiet_fallback
 
 Jvp = Callable[[Trace, Tensor], Tensor]  # (trace, (m, P)) → (m, n, K)
-VECTORS_AT_ONCE = 8  # whose activations are in memory together
-_MOST_ROWS = 64  # outputs per datum up to which the rows of J are the truth
+VECTORS_AT_ONCE = 8  # vectors whose tangents are in memory at a time
+_MOST_ROWS = 64  # outputs per datum up to which the rows of J are the reference
 
 
 def choose_jvp(linearised: Linearised, x: ModelInput) -> Jvp:
-    """The first way that runs and agrees with the rows of J on up to two data; looked for once for each network.
+    """The first implementation of J v that runs and agrees with the rows of J on up to two data; cached per network.
 
-    Where a datum has many outputs, it agrees with Jᵀu in ⟨u, J v⟩ = ⟨Jᵀu, v⟩ for two vectors u instead.
+    With many outputs per datum, all rows would be too many: ⟨u, J v⟩ = ⟨Jᵀu, v⟩ is checked for two vectors u instead.
     """
     if not linearised.chosen_jvp:
         linearised.chosen_jvp.append(_found_jvp(linearised, x.rows(slice(0, min(2, x.n)))))
@@ -39,17 +39,17 @@ def _found_jvp(linearised: Linearised, few: ModelInput) -> Jvp:
     v = _two(linearised.layout.p, linearised)
     with linearised.trace(few) as trace:
         if linearised.k <= _MOST_ROWS:
-            looked_at, truth = (lambda Jv: Jv), by_rows(trace, v)
+            looked_at, truth = (lambda Jv: Jv), jvp_by_rows(trace, v)
         else:
             u = _two(trace.f.numel(), linearised)
             pulled = torch.zeros_like(v)
             for total, each in zip(pulled, u, strict=True):
                 trace.add_vjp_(total, each.reshape(trace.f.shape))
             looked_at, truth = (lambda Jv: Jv.flatten(1) @ u.T), v @ pulled.T
-        for candidate in (together, forward_mode, reverse_twice):
+        for candidate in (together, forward_mode, double_reverse):
             if _agrees(candidate, trace, v, looked_at, truth):
                 return candidate
-    return by_rows
+    return jvp_by_rows
 
 
 def _two(n: int, linearised: Linearised) -> Float[Tensor, "2 n"]:
@@ -59,22 +59,22 @@ def _two(n: int, linearised: Linearised) -> Float[Tensor, "2 n"]:
 
 @contextmanager
 def pushed(linearised: Linearised, x: ModelInput, v: Float[Tensor, " p"]) -> Iterator[tuple[Trace, Tensor]]:
-    """A trace without records, and J v (n, K), out of one forward pass: tangents run along with the graph."""
+    """A trace without factors, and J v (n, K), from a single forward pass that carries both graph and tangents."""
     network, placed = linearised.network, linearised.network.placed(x)
     with linearised.borrowed() as own:
         leaves = {name: network.tensors[name].detach().requires_grad_() for name in linearised.layout.names}
         tangents = linearised.tangents(v)
-        with forward_mode_alone, network.plain_attention(), dual_level():
+        with forward_mode_lock, network.plain_attention(), dual_level():
             both = {name: make_dual(leaf, tangents[name]) for name, leaf in leaves.items()}
             f, q = unpack_dual(own.flat(_run(own, placed, both), x.n))
-        # Behind the level tensors have no tangents any more: the way back is that of a plain pass.
+        # Outside of dual_level tensors have no tangents any more, so a backward pass is an ordinary one.
         trace = Trace(replace(own, ruled=(), last=None), placed, leaves, {}, f, None)
         trace.put_back()
         yield trace, torch.zeros_like(f, dtype=torch.float64) if q is None else q.detach().double()
 
 
 def _run(linearised: Linearised, x: ModelInput, tensors: dict[str, Tensor]) -> Tensor:
-    """With images laid out as they are when traced; as they came, should the model not take these so."""
+    """Run with images in the trace's memory format, or as given if the model raises for that format."""
     try:
         return linearised.network(with_images_in(x, linearised.layout_of_images), tensors)
     except ModelError:
@@ -84,7 +84,7 @@ def _run(linearised: Linearised, x: ModelInput, tensors: dict[str, Tensor]) -> T
 
 
 def can_push(linearised: Linearised, x: ModelInput) -> bool:
-    """Whether that runs, and gives the products of a pass for each, on up to two data."""
+    """Whether `pushed` runs, and agrees with separate passes for J v and Jᵀ u, on up to two data."""
     few = x.rows(slice(0, min(2, x.n)))
     v = torch.arange(linearised.layout.p, dtype=torch.float64, device=linearised.network.device).cos()
     with linearised.unrecorded(few) as trace:
@@ -102,23 +102,20 @@ def can_push(linearised: Linearised, x: ModelInput) -> bool:
 
 
 def together(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
-    """Forward mode with the tangents of several vectors at once, over one run of the network itself.
-
-    One vector alone goes the plain way.
-    """
+    """Forward-mode AD with vmap over several vectors: the primal network is evaluated once for all of them."""
     if len(v) == 1:
         return forward_mode(trace, v)
     f, primals = _function(trace)
     tangents = trace.linearised.tangents(v)
-    with forward_mode_alone, trace.linearised.network.plain_attention(), quiet_fallback():
+    with forward_mode_lock, trace.linearised.network.plain_attention(), quiet_fallback():
         push = torch.vmap(lambda tangent: torch.func.jvp(f, (primals,), (tangent,))[1], chunk_size=VECTORS_AT_ONCE)
         return push(tangents).double()
 
 
 def forward_mode(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
-    """One forward pass with tangents per vector; the fused attention kernel has no forward-mode derivative."""
+    """Forward-mode AD, one pass per vector. Fused attention has no forward-mode derivative, so its formula is used."""
     f, primals = _function(trace)
-    with forward_mode_alone, trace.linearised.network.plain_attention():
+    with forward_mode_lock, trace.linearised.network.plain_attention():
         tangents = [torch.func.jvp(f, (primals,), (trace.linearised.tangents(row),))[1] for row in v]
     return torch.stack(tangents).double()
 
@@ -126,13 +123,13 @@ def forward_mode(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"
 FORWARD: tuple[Jvp, ...] = (together, forward_mode)
 
 
-def reverse_twice(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
-    """J v = ∇_u ⟨Jᵀu, v⟩: the pull-back is linear in u, so its own derivative is the push-forward."""
+def double_reverse(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
+    """J v = ∇_u ⟨Jᵀu, v⟩ by double reverse mode: Jᵀu is linear in u, and its derivative gives J v."""
     linearised = trace.linearised
     with linearised.network.plain_attention():
         leaves = {n: linearised.network.tensors[n].detach().requires_grad_() for n in linearised.layout.names}
         f = linearised.flat(linearised.network(trace.x, leaves), trace.x.n)
-        u = torch.zeros_like(f, requires_grad=True)
+        u = torch.zeros_like(f, requires_grad=True)  # its value does not matter: Jᵀu is linear in u
         pulled = torch.autograd.grad(f, list(leaves.values()), u, create_graph=True, allow_unused=True)
         pushed = []
         for row in v:
@@ -144,7 +141,7 @@ def reverse_twice(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k
 
 
 def attached(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
-    """The same out of an attached trace's own graph, and differentiable in its inputs."""
+    """J v by double reverse mode on the graph of an attached trace, differentiable in the network's inputs."""
     linearised, leaves = trace.linearised, list(trace.leaves.values())
     u = torch.zeros_like(trace.f, requires_grad=True)
     pulled = torch.autograd.grad(trace.f, leaves, u, create_graph=True, allow_unused=True)
@@ -157,13 +154,13 @@ def attached(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
     return torch.stack(pushed).double()
 
 
-def by_rows(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
-    """All rows of J, then the product: always right, K backward passes."""
+def jvp_by_rows(trace: Trace, v: Float[Tensor, "m p"]) -> Float[Tensor, "m n k"]:
+    """Form all rows of J, then multiply: works for every model, at K backward passes."""
     return trace.jacobian().mv(v).double()
 
 
 def _function(trace: Trace) -> tuple[Callable[[dict[str, Tensor]], Tensor], dict[str, Tensor]]:
-    """f of the named tensors at the inputs of a trace, and θ*."""
+    """f as a function of the named tensors at the inputs of a trace, and the tensors at θ*."""
     linearised = trace.linearised
 
     def f(tensors: dict[str, Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Jᵀ u at some inputs for several u: by batched reverse mode where the model allows it, else one after the other."""
+"""Vector-Jacobian products Jᵀ u for several u: by batched reverse mode if the model supports it, else one by one."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ Vjp = Callable[[Trace, Tensor, Tensor], None]  # total (m, P) ← total + Jᵀ u
 
 
 def choose_vjp(linearised: Linearised, x: ModelInput) -> Vjp:
-    """Batched if that runs and agrees with single backward passes on up to two data."""
+    """`batched` if it runs and agrees with single backward passes on up to two data, else `one_by_one`."""
     if any(linearised.network.tensors[name].ndim > 2 for name in linearised.layout.names):
-        return one_by_one  # convolutions run back no faster together, on a CPU
+        return one_by_one  # on a CPU, batching does not speed up the backward pass of convolutions
     few = x.rows(slice(0, min(2, x.n)))
     device = linearised.network.device
     totals = torch.zeros(2, 2, linearised.layout.p, dtype=torch.float64, device=device)
+    # Deterministic test vectors without symmetries: no random numbers are consumed.
     angles = torch.arange(few.n * linearised.k, dtype=torch.float64, device=device).reshape(few.n, -1)
     u = torch.stack([angles.cos(), angles.sin()])
     with linearised.unrecorded(few) as trace:
         one_by_one(trace, totals[0], u)
         try:
             batched(trace, totals[1], u)
-        except (RuntimeError, NotImplementedError):  # some operation cannot be batched in reverse mode
+        except (RuntimeError, NotImplementedError):  # an operation without a batching rule for its backward
             return one_by_one
         eps = torch.finfo(trace.f.dtype).eps
     agree = (totals[1] - totals[0]).norm() <= 1e3 * eps * totals[0].norm()
@@ -36,16 +37,16 @@ def choose_vjp(linearised: Linearised, x: ModelInput) -> Vjp:
 
 
 def one_by_one(trace: Trace, total: Float[Tensor, "m p"], u: Float[Tensor, "m n k"]) -> None:
-    """One backward pass for each."""
+    """One backward pass per vector."""
     for row, each in zip(total, u, strict=True):
         trace.add_vjp_(row, each)
 
 
 def batched(trace: Trace, total: Float[Tensor, "m p"], u: Float[Tensor, "m n k"]) -> None:
-    """Backward passes of several cotangents together."""
+    """Backward passes of several vectors at once (`is_grads_batched`, which is vmap over the backward pass)."""
     if len(u) == 1:
         return one_by_one(trace, total, u)
-    if not trace.f.requires_grad:  # these data go past all that is inferred
+    if not trace.f.requires_grad:  # for these data f does not depend on the inferred parameters: J = 0
         return
     whole, selection = trace.linearised.whole, trace.linearised.layout.selection
     for start in range(0, len(u), VECTORS_AT_ONCE):

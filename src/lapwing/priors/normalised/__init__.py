@@ -1,4 +1,4 @@
-"""Groups of parameters whose common scale the network does not see, and priors that respect them."""
+"""Normalised groups: parameters before a normalisation layer, whose common scale has no effect; and priors for them."""
 
 from lapwing.priors.normalised.detect import find_normalised_groups
 from lapwing.priors.normalised.grouping import (

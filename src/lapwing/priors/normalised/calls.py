@@ -1,7 +1,7 @@
-"""Every normalisation a forward pass performs, seen and, where asked, performed with other constants.
+"""Intercept every normalisation in a forward pass, and run it with other statistics or ε if requested.
 
-torch's own norms are functions of (input, statistics, eps), whichever module calls them. A norm written by hand shows
-itself by the small constant it adds to a variance or a norm before dividing: x · rsqrt(mean(x²) + ε).
+torch's norms are functions of (input, statistics, eps), whichever module calls them. Hand-written norms are recognised
+by the small constant they add to a variance or a norm before dividing, as in x · rsqrt(mean(x²) + ε).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _NORMS: tuple[Callable[..., Any], ...] = (
 )  # fmt: skip
 _SUMS = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__)
 _LARGEST_GUARD = 1e-3  # a larger constant is part of the model, not a guard against division by zero
-_SHARPER = 1e-12
+_NEGLIGIBLE = 1e-12  # factor that makes an ε negligible
 
 
 @dataclass(frozen=True, eq=False)
 class NormCall:
-    """One normalisation: the function, what it was called with, and the module that called it."""
+    """One call of a normalisation: function, arguments, and path of the calling module."""
 
     function: Callable[..., Any]
     arguments: Mapping[str, Any]
@@ -39,11 +39,12 @@ class NormCall:
 
     @property
     def is_guard(self) -> bool:
+        """Whether this is the addition x + ε in a hand-written norm."""
         return self.function is torch.add
 
     @property
     def of_running_statistics(self) -> bool:
-        """Whether constants stand in for the statistics of the input: BatchNorm in eval mode."""
+        """Whether it uses running statistics instead of those of the input: BatchNorm in eval mode."""
         of_input = self.arguments.get("training", self.arguments.get("use_input_stats", True))
         return self.function in (F.batch_norm, F.instance_norm) and not of_input
 
@@ -67,8 +68,8 @@ class NormCall:
 Treatment = Callable[[int, NormCall], NormCall]
 
 
-class Watch(TorchFunctionMode):
-    """Sees every normalisation of the passes made inside it, and performs what `treat` makes of each."""
+class NormWatcher(TorchFunctionMode):
+    """Records every normalisation inside the context and runs `treat(number, call)` in its place."""
 
     def __init__(self, treat: Treatment, path: Callable[[], str]) -> None:
         super().__init__()
@@ -96,41 +97,41 @@ def _recognised(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> No
 
 
 def _is_guarded(x: Any, c: Any) -> bool:
-    """A variance or a norm, which is not negative, plus a small constant."""
+    """Whether x + c is a non-negative tensor (a variance or a norm) plus a small constant."""
     small = isinstance(x, Tensor) and isinstance(c, float) and 0 < c <= _LARGEST_GUARD
     return small and x.is_floating_point() and bool((x.detach() >= 0).all())
 
 
-def as_it_is(number: int, call: NormCall) -> NormCall:
+def unchanged(number: int, call: NormCall) -> NormCall:
     return call
 
 
-def sharpened(number: int, call: NormCall) -> NormCall:
-    """The same norm with a negligible ε."""
-    return call.with_eps_times(_SHARPER)
+def with_negligible_eps(number: int, call: NormCall) -> NormCall:
+    """The same norm with a negligible ε, so that it is exactly invariant to the scale of its input."""
+    return call.with_eps_times(_NEGLIGIBLE)
 
 
-def of_the_batch(number: int, call: NormCall) -> NormCall:
-    """The same norm with a negligible ε, and the statistics of its input in place of running ones.
+def with_batch_statistics(number: int, call: NormCall) -> NormCall:
+    """The same norm with a negligible ε and batch statistics instead of running statistics.
 
-    A group that is normalised by BatchNorm is of degree 0 then: J_g θ_g = 0.
+    The network is then homogeneous of degree 0 in a group normalised by BatchNorm, so J_g θ_g = 0.
     """
-    call = sharpened(number, call)
+    call = with_negligible_eps(number, call)
     if not call.of_running_statistics:
         return call
     x, batch = call.input, call.function is F.batch_norm
-    if x.numel() == (x.shape[1] if batch else x.shape[0] * x.shape[1]):  # one value has no variance
+    if x.numel() == (x.shape[1] if batch else x.shape[0] * x.shape[1]):  # torch raises for a single value per channel
         return call
     flag = "training" if batch else "use_input_stats"
     return call.with_arguments(running_mean=None, running_var=None, **{flag: True})
 
 
 class Rescaled:
-    """What each norm must do when the parameters before it are multiplied by some k: follow the scale of its input.
+    """Adjusts each norm to the scale of its input after parameters have been multiplied by a factor k.
 
-    An input that is k times what it was gets ε k²; where running statistics normalise it, channel by channel, they
-    become k m and k² v. Both leave the output what it was. Any other input is normalised as always. Several factors may
-    be at work at once, each its own; who followed which is kept.
+    If the input is k times its earlier value, ε becomes k² ε, and running statistics (m, v) become (k m, k² v), channel
+    by channel; the output of the norm then stays the same. Norms with any other input are not changed. Several factors
+    may occur at once; `followers` records the norms that followed each of them.
     """
 
     def __init__(self, factors: Sequence[float], before: Sequence[NormCall], tolerance: float) -> None:
@@ -156,13 +157,13 @@ class Rescaled:
             self.followers[factor].append(call)
         mean, var, eps = (call.arguments[name] for name in ("running_mean", "running_var", "eps"))
         k = k.to(mean)
-        # (x − k m) / √(k² (v + ε)): the norm adds its own ε to what it is given.
+        # Wanted: (x − k m) / √(k² (v + ε)). The norm adds ε to the variance it is given, so pass k² (v + ε) − ε.
         return call.with_arguments(
             running_mean=k * mean, running_var=torch.where(k == 1, var, k**2 * (var + eps) - eps)
         )
 
     def _followed(self, x: Float[Tensor, "c _"], old: Float[Tensor, "c _"], degree: int) -> Float[Tensor, " c"]:
-        """Row by row, the factor k for which x = k^degree · old up to rounding; 1 when there is none."""
+        """For every row, the factor k with x = k^degree · old up to rounding; 1 if there is none."""
         x, old, factors = x.double(), old.double(), self.factors.to(x.device)
         ratio = (x * old).sum(1) / (old * old).sum(1)
         nearest = factors[(ratio[:, None] - factors**degree).abs().argmin(1)]

@@ -1,4 +1,4 @@
-"""Inputs made up for a network nobody gave data for, guessed from the first layer that fixes their shape."""
+"""Example inputs for a network without data, guessed from the first layer that determines an input shape."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from lapwing.errors import LapwingError
 from lapwing.network.module import Network
 
 _N = 8
-_LENGTHS = (8, 5, 3, 16, 2, 1, 32)  # of sequences
-_SIDES = (32, 28, 8, 64, 16, 224, 96, 12)  # of signals, pictures and volumes
+_LENGTHS = (8, 5, 3, 16, 2, 1, 32)  # sequence lengths to try
+_SIDES = (32, 28, 8, 64, 16, 224, 96, 12)  # side lengths of signals, images and volumes to try
 
 
-def made_up_input(network: Network) -> ModelInput | None:
-    """The first guess the network runs on with finite outputs, one row of them per datum; None when none does."""
+def example_input(network: Network) -> ModelInput | None:
+    """The first guess for which the network runs and gives finite outputs, one row per datum; None if there is none."""
     with network.borrowed() as own, torch.no_grad():
         return next((x for x in _guesses(own.model) if _runs(own, x)), None)
 
@@ -47,7 +47,7 @@ def _guesses(model: nn.Module) -> Iterator[ModelInput]:
 
 
 def _shapes(module: nn.Module) -> Iterator[tuple[int, ...]]:
-    """Shapes of one datum that a layer of this kind takes."""
+    """Candidate shapes of one datum for a layer of this kind."""
     if isinstance(module, nn.Embedding):
         yield from [*((length,) for length in _LENGTHS), ()]
     elif isinstance(module, nn.Linear):

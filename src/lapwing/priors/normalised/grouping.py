@@ -1,8 +1,7 @@
 """Priors with one precision per normalised group.
 
-The size of a normalised group is arbitrary, so a precision it shares with other parameters would mean something else
-after every rescaling; with one of its own, evidence and predictions do not depend on the scale. (Antorán et al., 2022,
-second recommendation.)
+The scale of a normalised group is arbitrary. With a precision shared with other parameters, evidence and predictions
+would depend on that scale; with a precision of its own they do not (Antorán et al., 2022, second recommendation).
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from lapwing.network.module import Network
 from lapwing.network.parameters import ParamLayout
 from lapwing.network.rule_check import last_layer
 from lapwing.priors.gaussian import GaussianPrior
-from lapwing.priors.normalised.detect import Anatomy, anatomy
-from lapwing.priors.normalised.example_inputs import made_up_input
+from lapwing.priors.normalised.detect import NormStructure, norm_structure
+from lapwing.priors.normalised.example_inputs import example_input
 from lapwing.priors.normalised.structural import structural_groups
 
 _NONE = "No normalised group was found: all parameters share one precision."
@@ -32,21 +31,21 @@ _NONE = "No normalised group was found: all parameters share one precision."
 
 @dataclass(frozen=True)
 class GroupRow:
-    """One line of a report about a prior."""
+    """One row of the table of a prior's groups."""
 
     name: str
     precision: float
     n_parameters: int
     tensors: tuple[str, ...]
-    reason: str  # why these parameters have a precision of their own; empty when the user asked for the groups by name
+    reason: str  # why these parameters share a precision of their own; empty if the user requested the groups
 
 
 def normalised_prior(linearised: Linearised, x: ModelInput | None, prior: GaussianPrior) -> GaussianPrior:
-    """An existing prior with one precision per normalised group, found on the inputs x, or on made-up ones for None.
+    """An existing prior with one precision per normalised group, detected on the inputs x (None: on example inputs).
 
-    New groups start at the geometric mean of their parameters' precisions; the mean is kept.
+    New groups start at the geometric mean of their parameters' precisions; the prior mean is kept.
     """
-    layout = linearised.layout  # normalised are whole tensors, whichever entries of them are inferred
+    layout = linearised.layout  # detection needs complete tensors, even if only some entries are inferred
     fresh = grouped_by_norms(linearised.network, layout.whole, x, 1.0, 0.0).restricted(layout)
     return priors.regrouped(prior, fresh.on(prior.index.device))
 
@@ -54,15 +53,15 @@ def normalised_prior(linearised: Linearised, x: ModelInput | None, prior: Gaussi
 def grouped_by_norms(
     network: Network, layout: ParamLayout, x: ModelInput | None, precision: Any, mean: Any
 ) -> GaussianPrior:
-    """One precision per normalised group, one for all norm scales, one for all shifts, the last layer, the rest.
+    """A precision for each normalised group, for all norm scales, all norm shifts, the last layer, and the remainder.
 
-    A network without normalised groups gets one precision for everything.
+    A network without normalised groups gets a single precision.
     """
-    given = made_up_input(network) if x is None else x
+    given = example_input(network) if x is None else x
     if given is None:
         found = _unconfirmed(network, layout)
     else:
-        found = anatomy(network, layout, given)
+        found = norm_structure(network, layout, given)
     groups = list(_named(found, layout, _head(network.model, layout, given))) if found.groups else []
     if not groups:
         groups = [("all", layout.names, _NONE)]
@@ -76,7 +75,7 @@ def grouped_by_norms(
 
 
 def group_table(prior: GaussianPrior) -> tuple[GroupRow, ...]:
-    """The groups of any prior, for a report."""
+    """The groups of any prior as table rows."""
     reasons = prior.reasons or ("",) * len(prior.group_names)
     members: dict[int, list[str]] = {g: [] for g in range(len(prior.group_names))}
     for name in prior.layout.names:
@@ -88,7 +87,7 @@ def group_table(prior: GaussianPrior) -> tuple[GroupRow, ...]:
     )
 
 
-def _unconfirmed(network: Network, layout: ParamLayout) -> Anatomy:
+def _unconfirmed(network: Network, layout: ParamLayout) -> NormStructure:
     groups = structural_groups(network, layout)
     warn(
         "The model does not run on made-up inputs, so its normalised groups were read off its structure alone "
@@ -96,26 +95,30 @@ def _unconfirmed(network: Network, layout: ParamLayout) -> Anatomy:
     )
     claimed = {name for group in groups for name in group.names}
     scales, shifts = (_affine(network.model, key) - claimed for key in ("weight", "bias"))
-    return Anatomy(groups, tuple(n for n in layout.names if n in scales), tuple(n for n in layout.names if n in shifts))
+    return NormStructure(
+        groups, tuple(n for n in layout.names if n in scales), tuple(n for n in layout.names if n in shifts)
+    )
 
 
 def _affine(model: nn.Module, key: str) -> set[str]:
-    """The scales, or shifts, of torch's own norm modules."""
+    """Names of the scales ("weight") or shifts ("bias") of torch's normalisation modules."""
     norms = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
     return {f"{path}.{key}" for path, module in model.named_modules() if isinstance(module, norms)}
 
 
 def _head(model: nn.Module, layout: ParamLayout, x: ModelInput | None) -> frozenset[str]:
-    """The parameters of the last layer; without inputs, those of the module that is listed last."""
+    """The parameters of the last layer; without inputs, those of the last module in the layout."""
     if x is None:
         return frozenset(list(layout.modules.values())[-1])
-    with suppress(InputError):  # the last layer is frozen: then nothing of it is inferred
+    with suppress(InputError):  # raised if the last layer is frozen
         return frozenset(last_layer(model, x).names)
     return frozenset()
 
 
-def _named(found: Anatomy, layout: ParamLayout, head: frozenset[str]) -> Iterator[tuple[str, tuple[str, ...], str]]:
-    """(group, its tensors, why), without empty groups; every tensor of the layout once."""
+def _named(
+    found: NormStructure, layout: ParamLayout, head: frozenset[str]
+) -> Iterator[tuple[str, tuple[str, ...], str]]:
+    """(name, tensors, reason) of every non-empty group; they partition the tensors of the layout."""
     taken: set[str] = set()
     proposals = [
         *((group.title, group.names, group.sentence) for group in found.groups),

@@ -1,4 +1,4 @@
-"""What is known about a normalised group: which tensors, of which kind, and how we know."""
+"""A normalised group: its tensors, its kind, and the numerical evidence for it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ Kind = Literal["exact", "statistical", "structural"]
 
 @dataclass(frozen=True)
 class GroupEvidence:
-    """How the outputs answer when the group is multiplied by k, relative to their norm, and what absorbs the scale.
+    """Relative change of the outputs when the group is multiplied by k, and the norms that absorb the scale.
 
-    Other groups are multiplied at the same time, each by a factor of its own near the one said. None stands for "not
-    measured": no input was at hand.
+    Several groups are scaled at the same time, each by a slightly different factor. None means not measured, as no
+    input was available.
     """
 
-    e_half: float | None  # ‖f(k θ_g) − f‖ / ‖f‖ at k ≈ ½, with each ε and each running statistic following its input
+    e_half: float | None  # ‖f(k θ_g) − f‖ / ‖f‖ at k ≈ ½, with ε and running statistics scaled along with their input
     e_double: float | None  # the same for k ≈ 2
-    e_jacobian: float | None  # ‖J_g θ_g‖ / ‖f‖ in eval mode: near 1 for BatchNorm, whose running statistics stay behind
-    layers: tuple[str, ...]  # the normalisations whose input follows the group
+    e_jacobian: float | None  # ‖J_g θ_g‖ / ‖f‖ in eval mode; about 1 for BatchNorm, whose running statistics are fixed
+    layers: tuple[str, ...]  # the normalisation layers whose input scales with the group
 
 
 @dataclass(frozen=True)
 class NormalisedGroup:
-    """Tensors whose common scale does not change the network's function, so that their size says nothing.
+    """Tensors whose common scale does not change the network's function.
 
-    "exact": f(k θ_g) = f(θ_g) for every k > 0. "statistical": the same when the running statistics of BatchNorm are
-    scaled along, as training on would scale them. "structural": read off the network's structure, not confirmed.
+    "exact": f(k θ_g) = f(θ_g) for every k > 0. "statistical": the same if the running statistics of BatchNorm are
+    scaled along, as they would be by further training. "structural": from the network's graph, not tested.
     """
 
     names: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Networks that cannot be normalised: nothing but plain layers, one after the other."""
+"""A quick test for networks without normalisation: sequences of plain layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PLAIN = (
 
 
 def cannot_normalise(model: nn.Module) -> bool:
-    """True for plain layers in sequence, without hooks or parametrisations; every other model has to be looked at."""
+    """Whether the model is a sequence of plain layers without hooks or parametrisations, so no search is needed."""
     return all(_is_plain(module) for module in model.modules())
 
 

@@ -1,7 +1,7 @@
-"""Normalised groups read off the structure alone, for a network that cannot be run: proposed, never confirmed.
+"""Normalised groups from the torch.fx graph alone, for a network that cannot be run: candidates without a test.
 
-A layer is proposed when a norm is the only one to use its output, through operations that pass a scale on. Sums are not
-crossed: whether the writers of a stream are normalised together only numbers can tell.
+A layer is a candidate if its output is used only by a normalisation layer, through operations that are homogeneous in
+scale. Sums are not followed: whether all branches of a residual stream are normalised together needs a numerical test.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _PASSING_METHODS = frozenset({"view", "reshape", "flatten", "permute", "transpos
 
 
 def structural_groups(network: Network, layout: ParamLayout) -> tuple[NormalisedGroup, ...]:
-    """One group per layer that only a norm reads; empty when the model cannot be traced."""
+    """One group per layer whose output only a norm uses; empty if the model cannot be traced."""
     with network.borrowed() as own:
         try:
             graph = fx.Tracer().trace(own.model)
-        except Exception:  # tracing refuses many models, in many ways, and nothing else is known about this one
+        except Exception:  # torch.fx fails in many ways (control flow, dynamic shapes); there is no other method left
             return ()
         modules = dict(own.model.named_modules())
         called = [node.target for node in graph.nodes if node.op == "call_module"]
@@ -44,7 +44,7 @@ def structural_groups(network: Network, layout: ParamLayout) -> tuple[Normalised
 
 
 def _writer(norm: fx.Node, modules: dict[str, nn.Module]) -> fx.Node | None:
-    """The layer whose output the norm alone reads."""
+    """The layer whose output is used by this norm only."""
     node: Any = norm.args[0] if norm.args else None
     while isinstance(node, fx.Node) and len(node.users) == 1:
         if _is(node, modules, (nn.Linear, _ConvNd)):

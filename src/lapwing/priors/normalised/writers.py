@@ -1,8 +1,8 @@
-"""Which parameters write a tensor: those that scale it when they are scaled together.
+"""The parameters that write a tensor: scaling them together scales the tensor.
 
-The graph autograd keeps is walked back from the tensor, across operations that pass a scale on (shapes, ReLU, pooling,
-means, powers), to the nearest ones that are linear in a parameter. At a sum all of its terms must be followed: the
-residual stream of a network is written by all of its branches. What the walk returns is a guess; numbers decide.
+Walks the autograd graph back from the tensor through operations that are homogeneous in scale (reshapes, ReLU, pooling,
+means, powers) to the nearest operations that are linear in a parameter. At a sum all terms are followed: the residual
+stream of a network is written by all of its branches. The result is a candidate, which is tested numerically.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ _SCALES = _SHAPES | {
 }  # fmt: skip
 _SUMS = frozenset({"Add", "Sub", "Cat", "Stack", "Where"})
 _PRODUCTS = frozenset({"Mul", "Mm", "Bmm", "Addmm", "Baddbmm", "Addbmm", "Mv", "Dot"})
-_WEIGHT_NORM = "WeightNormInterface"  # g v / ‖v‖ is linear in g, its second input
+_WEIGHT_NORM = "WeightNormInterface"  # w = g v / ‖v‖ is linear in g, its second input
 
 Writers = frozenset[str]
 
 
 class Graph:
-    """The graph behind some tensors, with names for its leaves."""
+    """The autograd graph behind some tensors; its leaves are the named parameters."""
 
     def __init__(self, leaves: Mapping[str, Tensor]) -> None:
         self.names = {id(leaf): name for name, leaf in leaves.items()}
         self.known: dict[Node, Writers | None] = {}
 
     def writers(self, z: Tensor) -> Writers | None:
-        """The parameters that write z; None when the walk ends at something it cannot cross."""
+        """The parameters that write z; None if the walk reaches an operation that is not homogeneous."""
         return self._solve(z.grad_fn) if z.grad_fn is not None else None
 
     def uses(self, f: Tensor) -> dict[str, set[str]]:
-        """Parameter → the kinds of operation it enters."""
+        """Parameter → the kinds of operations it enters, such as {"Mul"} for a scale."""
         found: dict[str, set[str]] = {}
         for node in _all_nodes(f.grad_fn):
             if not _passes_on(node):
@@ -56,20 +56,20 @@ class Graph:
         return found
 
     def _solve(self, root: Node) -> Writers | None:
-        # A stack of our own: networks are deeper than Python's.
+        # An explicit stack: graphs of deep networks exceed Python's recursion limit.
         stack = [root]
         while stack:
             node = stack[-1]
-            waiting = [n for n in self._followed(node) if n is not None and n not in self.known]
-            if node in self.known or not waiting:
+            unresolved = [n for n in self._followed(node) if n is not None and n not in self.known]
+            if node in self.known or not unresolved:
                 self.known.setdefault(node, self._resolved(node))
                 stack.pop()
             else:
-                stack += waiting
+                stack += unresolved
         return self.known[root]
 
     def _followed(self, node: Node) -> list[Node]:
-        """The inputs whose writers decide about this node."""
+        """The inputs of this node through which the walk continues."""
         inputs = _inputs(node)
         if kind(node) in _SCALES:
             return inputs[:1]
@@ -90,7 +90,7 @@ class Graph:
         return self._direct(node) or None
 
     def _direct(self, node: Node) -> Writers:
-        """Parameters that enter this operation themselves, reshaped at most."""
+        """Parameters that enter this operation directly or after a reshape."""
         names = {name for n in _inputs(node) if (name := self._leaf(n)) is not None}
         for n in _inputs(node):
             while n is not None and kind(n) in _SHAPES:
@@ -116,12 +116,12 @@ def _inputs(node: Node) -> list[Node]:
 
 
 def _passes_on(node: Node) -> bool:
-    """Whether an operation only reshapes its one input, or adds a constant to it: 1 + γ is a scale as γ is."""
+    """Whether an operation only reshapes its input or adds a constant to it: 1 + γ acts as a scale, like γ."""
     return kind(node) in _SHAPES or (kind(node) in _SUMS and sum(n is not None for n in _inputs(node)) == 1)
 
 
 def _origin(node: Node) -> Tensor | None:
-    """The leaf a node passes on; None when it computes."""
+    """The leaf behind reshapes and added constants; None behind any other operation."""
     while node is not None and _passes_on(node):
         node = next((n for n in _inputs(node) if n is not None), None)
     return getattr(node, "variable", None)

@@ -1,12 +1,19 @@
-"""Several processes under torch.distributed, each with its shard of the data: the only caller of collectives."""
+"""Data-parallel processes under torch.distributed, each with its shard of the data. All collectives are called here."""
 
-from lapwing.runtime.distributed.call import alone, many, of_this_rank, rank, together, world
+from lapwing.runtime.distributed.call import (
+    alone,
+    collective_call,
+    is_distributed,
+    rank,
+    rank_generator,
+    world_size,
+)
 from lapwing.runtime.distributed.collectives import (
     broadcast,
-    first_of,
+    first_item,
     gathered,
-    same_everywhere,
-    shared_work,
+    require_equal,
+    split_work,
     sums,
     total,
 )
@@ -14,15 +21,15 @@ from lapwing.runtime.distributed.collectives import (
 __all__ = [
     "alone",
     "broadcast",
-    "first_of",
+    "collective_call",
+    "first_item",
     "gathered",
-    "many",
-    "of_this_rank",
+    "is_distributed",
     "rank",
-    "same_everywhere",
-    "shared_work",
+    "rank_generator",
+    "require_equal",
+    "split_work",
     "sums",
-    "together",
     "total",
-    "world",
+    "world_size",
 ]

@@ -1,7 +1,8 @@
-"""A call that all ranks make together, and how an error in one of them ends it in all.
+"""Collective calls: an error on one rank ends the call on all ranks.
 
-Ranks meet in the process group's store before every exchange of tensors and at the end, so nothing is sent that is not
-waited for. A rank that fails leaves a note there instead of coming; the others find it and raise.
+A torch.distributed collective hangs when one rank raises before it. So ranks first synchronise at a barrier in the
+process group's key-value store, before every collective and at the end of the call. A rank that fails writes its error
+to the store; the others read it while they wait, and raise a RankError.
 """
 
 from __future__ import annotations
@@ -19,29 +20,32 @@ from torch.distributed.distributed_c10d import _get_default_store
 from lapwing.errors import RankError
 from lapwing.runtime.distributed.heartbeat import FAILED, Heartbeat
 
-_EXCHANGE = 10.0  # seconds that an exchange may still take after a rank has failed
-_LATEST_ARRIVAL = 1800.0  # seconds that a rank may come later to a call than the others, as in torch itself
+_COLLECTIVE_TIMEOUT = 10.0  # seconds that a running collective may still take after a rank has failed
+_ARRIVAL_TIMEOUT = 1800.0  # seconds that ranks may enter a call apart from each other; gloo's own default
 _numbers = count()
 _current: ContextVar[Call | None] = ContextVar("current", default=None)
-_alone: ContextVar[bool] = ContextVar("alone", default=False)
+_single: ContextVar[bool] = ContextVar("single", default=False)
 
 
-def many() -> bool:
-    """Whether data are spread over several processes."""
-    return dist.is_available() and dist.is_initialized() and not _alone.get() and dist.get_world_size() > 1
+def is_distributed() -> bool:
+    """Whether the data are sharded over several processes."""
+    return dist.is_available() and dist.is_initialized() and not _single.get() and dist.get_world_size() > 1
 
 
-def world() -> int:
-    return dist.get_world_size() if many() else 1
+def world_size() -> int:
+    return dist.get_world_size() if is_distributed() else 1
 
 
 def rank() -> int:
-    return dist.get_rank() if many() else 0
+    return dist.get_rank() if is_distributed() else 0
 
 
-def of_this_rank(generator: torch.Generator) -> torch.Generator:
-    """Where ranks draw for their own data, draws that do not repeat those of another; else the generator itself."""
-    if not many():
+def rank_generator(generator: torch.Generator) -> torch.Generator:
+    """A generator for random numbers that belong to this rank's own data; the given one in a single process.
+
+    All ranks hold equal generators. Drawing from them directly would repeat the same noise on every shard.
+    """
+    if not is_distributed():
         return generator
     seed = int(torch.randint(1 << 48, (), generator=generator, device=generator.device))
     return torch.Generator(generator.device).manual_seed(seed + rank())
@@ -49,18 +53,18 @@ def of_this_rank(generator: torch.Generator) -> torch.Generator:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Inside, this process works for itself, on data that are its own."""
-    token = _alone.set(True)
+    """Inside this context the process works on its own data and takes part in no collective."""
+    token = _single.set(True)
     try:
         yield
     finally:
-        _alone.reset(token)
+        _single.reset(token)
 
 
 @contextmanager
-def together(name: str) -> Iterator[None]:
-    """A call of all ranks: it succeeds in all of them, or raises in all of them."""
-    if not many() or _current.get() is not None:
+def collective_call(name: str) -> Iterator[None]:
+    """A call that all ranks make: it succeeds on all of them or raises on all of them. Nested calls join the outer."""
+    if not is_distributed() or _current.get() is not None:
         yield
         return
     with Call(name) as call:
@@ -73,7 +77,7 @@ def together(name: str) -> Iterator[None]:
 
 @contextmanager
 def current() -> Iterator[Call]:
-    """The call that is going on, or one for a single exchange."""
+    """The active call, or a new one for a single collective."""
     call = _current.get()
     if call is not None:
         yield call
@@ -83,13 +87,14 @@ def current() -> Iterator[Call]:
 
 
 class Call:
-    """One collective call of this process."""
+    """This rank's part of one collective call."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.rank, self.world = name, dist.get_rank(), dist.get_world_size()
+        self.name, self.rank, self.world_size = name, dist.get_rank(), dist.get_world_size()
+        # All ranks make the same calls in the same order, so equal numbers name the same call.
         self.store = dist.PrefixStore(f"lapwing/{next(_numbers)}", _get_default_store())
-        self.heartbeat = Heartbeat(name, self.rank, self.world, self.store)
-        self.n_meetings = 0
+        self.heartbeat = Heartbeat(name, self.rank, self.world_size, self.store)
+        self.n_barriers = 0
 
     def __enter__(self) -> Call:
         self.heartbeat.start()
@@ -103,69 +108,75 @@ class Call:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         try:
             if error is None:
-                self.meet("the end")
-            elif not isinstance(error, RankError):
-                self.heartbeat.post(f"rank {self.rank}: {type(error).__name__}: {error}")
+                self.barrier("the end")
+            elif not isinstance(error, RankError):  # a RankError reports a failure that is in the store already
+                self.heartbeat.report_failure(f"rank {self.rank}: {type(error).__name__}: {error}")
         finally:
             self.heartbeat.stop()
 
-    def meet(self, what: str) -> None:
-        """Wait until every rank has come here; raise if one has failed, or has come for something else."""
-        self.n_meetings += 1
-        key = f"meeting/{self.n_meetings}"
-        with self.heartbeat.store_at_hand():
+    def barrier(self, what: str) -> None:
+        """Wait until every rank reaches the same operation; raise if one has failed or reached a different one."""
+        self.n_barriers += 1
+        key = f"barrier/{self.n_barriers}"
+        with self.heartbeat.store_errors():
             if self.rank == 0:
                 self.store.set(f"{key}/what", what)
-            if self.store.add(key, 1) == self.world:
+            # The counter of `add` and this flag are two keys, as `check` on a counter is true from its first increment.
+            if self.store.add(key, 1) == self.world_size:
                 self.store.set(f"{key}/all", "here")
             self._wait(lambda: self.store.check([f"{key}/all"]))
             others = self.store.get(f"{key}/what").decode()
         if others != what:
-            self.heartbeat.post(f"rank {self.rank} came to {what}, rank 0 to {others}")
+            self.heartbeat.report_failure(f"rank {self.rank} came to {what}, rank 0 to {others}")
             self.heartbeat.check()
 
     def wait_for(self, work: dist.Work) -> None:
-        """Wait for an exchange of tensors; one that breaks off is a rank that has gone."""
-        with self.heartbeat.store_at_hand():
-            # Everyone has begun it, so it ends by itself even when a rank fails behind it, unless one is gone.
-            self._wait(work.is_completed, patience=_EXCHANGE)
+        """Wait for an asynchronous collective; if it breaks off, find out which rank's process has ended."""
+        with self.heartbeat.store_errors():
+            # All ranks have passed the barrier and started this collective. It completes even if a rank fails
+            # afterwards, unless a process has ended; so wait on for a while after a reported failure.
+            self._wait(work.is_completed, patience=_COLLECTIVE_TIMEOUT)
             try:
                 work.wait()
             except RuntimeError as error:
-                self.heartbeat.call_the_roll(error)
+                self.heartbeat.find_dead_ranks(error)
 
     def _arrive(self) -> None:
-        """The first meeting: a process that ended before it came is known by its closed connections."""
-        with self.heartbeat.store_at_hand():
+        """First barrier of a call. A process that ended before the call is detected by its closed gloo connections.
+
+        Its heartbeat cannot tell: it never started one in this call.
+        """
+        with self.heartbeat.store_errors():
             self.store.set(f"arrived/{self.rank}", "here")
-            touch = None
+            ping = None
             if dist.get_backend() == "gloo":
                 here = torch.zeros(1)
-                touch = dist.all_gather([torch.zeros(1) for _ in range(self.world)], here, async_op=True)
+                ping = dist.all_gather([torch.zeros(1) for _ in range(self.world_size)], here, async_op=True)
             started = monotonic()
-            self._wait(lambda: self._all_arrived(touch, started))
-            if touch is not None:
-                self.wait_for(touch)
+            self._wait(lambda: self._all_arrived(ping, started))
+            if ping is not None:
+                self.wait_for(ping)
 
-    def _all_arrived(self, touch: dist.Work | None, started: float) -> bool:
-        broken = touch is not None and touch.is_completed() and _failed(touch)
-        if not broken and monotonic() - started < _LATEST_ARRIVAL:
-            return touch.is_completed() if touch is not None else self._missing() == []
-        sleep(1.0 if broken else 0.0)  # those on their way
+    def _all_arrived(self, ping: dist.Work | None, started: float) -> bool:
+        broken = ping is not None and ping.is_completed() and _failed(ping)
+        if not broken and monotonic() - started < _ARRIVAL_TIMEOUT:
+            return ping.is_completed() if ping is not None else self._missing() == []
+        sleep(1.0 if broken else 0.0)  # let ranks that are alive register before the missing ones are named
         missing = ", ".join(map(str, self._missing()))
-        self.heartbeat.post(
+        self.heartbeat.report_failure(
             f"rank {missing or 'unknown'} never came to {self.name}: its process has ended, or it was late"
         )
         self.heartbeat.check()
         return False
 
     def _missing(self) -> list[int]:
-        return [r for r in range(self.world) if not self.store.check([f"arrived/{r}"])]
+        return [r for r in range(self.world_size) if not self.store.check([f"arrived/{r}"])]
 
     def _wait(self, done: Callable[[], bool], patience: float = 0.0) -> None:
-        """Poll, less and less often; give up so many seconds after the call has failed elsewhere."""
+        """Poll `done` with growing intervals; raise `patience` seconds after another rank has reported a failure."""
         pause, failed = 5e-5, 0.0
         while not done():
+            # Ask the store only after the first few polls: most waits end sooner than one round trip to it takes.
             if pause > 2e-3 and self.store.check([FAILED]):
                 failed = failed or monotonic()
                 if monotonic() - failed >= patience:
@@ -175,7 +186,7 @@ class Call:
 
 
 def _failed(work: dist.Work) -> bool:
-    """Whether an exchange that is over broke off."""
+    """Whether a completed collective ended with an error."""
     try:
         work.wait()
     except RuntimeError:

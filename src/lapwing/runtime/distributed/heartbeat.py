@@ -1,7 +1,7 @@
-"""Who is still alive: every rank beats, and listens to the next one.
+"""Failure detection by heartbeats: a thread on every rank writes a counter to the store and watches that of the next.
 
-A slow rank beats on while it works, however long that takes; one that was killed, or whose machine froze, does not. A
-job that is suspended as a whole goes on where it was: nobody was listening meanwhile, so nobody was silent.
+The counter of a slow rank keeps changing, however long its work takes; that of a killed or frozen process does not. If
+the whole job is suspended, no rank is reported: the time in which the watching rank itself did not run is not counted.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import torch.distributed as dist
 from lapwing.errors import RankError
 
 FAILED = "failed"
-_BEAT, _SILENCE = 1.0, 20.0  # seconds between beats, and without one before a rank counts as gone
-_ROLL_CALL = 5.0  # seconds to answer, after an exchange broke off
+_INTERVAL, _TIMEOUT = 1.0, 20.0  # seconds between heartbeats, and without one before a rank counts as dead
+_PING_TIMEOUT = 5.0  # seconds for ranks to answer after a collective broke off
 
 
 class Heartbeat:
-    """Beats of this rank and an ear for the next, in a store; and the note that ends a call for all."""
+    """Writes the heartbeat of this rank, watches the next rank, and reports failures to all ranks through the store."""
 
-    def __init__(self, call: str, rank: int, world: int, store: dist.Store) -> None:
-        self.call, self.rank, self.world, self.store = call, rank, world, store
+    def __init__(self, call: str, rank: int, world_size: int, store: dist.Store) -> None:
+        self.call, self.rank, self.world_size, self.store = call, rank, world_size, store
         self.ended = Event()
         self.thread = Thread(target=self._watch, name="lapwing-heartbeat", daemon=True)
 
@@ -33,33 +33,33 @@ class Heartbeat:
 
     def stop(self) -> None:
         self.ended.set()
-        self.thread.join(timeout=_BEAT)
+        self.thread.join(timeout=_INTERVAL)
 
-    def post(self, words: str) -> None:
-        """End the call in all ranks; the first note stands."""
-        with self.store_at_hand():
+    def report_failure(self, words: str) -> None:
+        """End the call on all ranks. Only the first report is kept: later ones are usually its consequences."""
+        with self.store_errors():
             self.store.compare_set(FAILED, "", words)
 
     def check(self) -> None:
-        """Raise if the call has failed somewhere."""
+        """Raise a RankError if any rank has reported a failure."""
         if self.store.check([FAILED]):
             words = self.store.get(FAILED).decode().removesuffix(".")
             raise RankError(f"{self.call}: {words}. All ranks have stopped.")
 
-    def call_the_roll(self, broken: RuntimeError) -> None:
-        """An exchange broke off: those who do not answer have gone."""
+    def find_dead_ranks(self, broken: RuntimeError) -> None:
+        """After a collective broke off: ask all ranks for a sign of life, and report those that do not answer."""
         self.store.set(f"alive/{self.rank}", "here")
-        self.store.set("roll", "call")  # those still waiting for the exchange answer in their watch
-        deadline = monotonic() + _ROLL_CALL
-        while monotonic() < deadline and self._silent():
+        self.store.set("ping", "sent")  # ranks that still wait for the collective answer from their heartbeat thread
+        deadline = monotonic() + _PING_TIMEOUT
+        while monotonic() < deadline and self._unanswered():
             sleep(0.05)
-        gone = ", ".join(map(str, self._silent()))
-        self.post(f"rank {gone} is gone" if gone else f"the exchange between ranks broke off ({broken})")
+        gone = ", ".join(map(str, self._unanswered()))
+        self.report_failure(f"rank {gone} is gone" if gone else f"the exchange between ranks broke off ({broken})")
         self.check()
 
     @contextmanager
-    def store_at_hand(self) -> Iterator[None]:
-        """A store that does not answer is that of a process which has ended."""
+    def store_errors(self) -> Iterator[None]:
+        """Turn errors of the store into a RankError: the process that hosts it has ended."""
         try:
             yield
         except dist.DistError as error:
@@ -68,25 +68,26 @@ class Heartbeat:
                 f"has ended ({type(error).__name__}: {error})."
             ) from error
 
-    def _silent(self) -> list[int]:
-        return [r for r in range(self.world) if not self.store.check([f"alive/{r}"])]
+    def _unanswered(self) -> list[int]:
+        return [r for r in range(self.world_size) if not self.store.check([f"alive/{r}"])]
 
     def _watch(self) -> None:
-        next_one, last, silence, looked, beats = (self.rank + 1) % self.world, b"", 0.0, monotonic(), 0
+        next_rank, last, silence, checked, beats = (self.rank + 1) % self.world_size, b"", 0.0, monotonic(), 0
         while True:
-            since, looked = monotonic() - looked, monotonic()
-            silence += min(since, max(2 * _BEAT, _SILENCE / 4))  # between two looks further apart we were asleep
+            since, checked = monotonic() - checked, monotonic()
+            # A longer gap between two checks means that this process itself was suspended: count a part of it only.
+            silence += min(since, max(2 * _INTERVAL, _TIMEOUT / 4))
             try:
                 self.store.set(f"beat/{self.rank}", str(beats))
-                if self.store.check(["roll"]):
+                if self.store.check(["ping"]):
                     self.store.set(f"alive/{self.rank}", "here")
-                if self.store.check([f"beat/{next_one}"]):
-                    beat = self.store.get(f"beat/{next_one}")
+                if self.store.check([f"beat/{next_rank}"]):
+                    beat = self.store.get(f"beat/{next_rank}")
                     last, silence = (beat, 0.0) if beat != last else (last, silence)
-                if last and silence > _SILENCE:
-                    self.store.compare_set(FAILED, "", f"rank {next_one} is gone: no sign of it for {_SILENCE:.0f} s")
+                if last and silence > _TIMEOUT:
+                    self.store.compare_set(FAILED, "", f"rank {next_rank} is gone: no sign of it for {_TIMEOUT:.0f} s")
             except RuntimeError:
-                return  # the store has gone; whoever waits for it next finds out and says so
+                return  # the store is gone; the main thread raises when it next uses it
             beats += 1
-            if self.ended.wait(_BEAT):
+            if self.ended.wait(_INTERVAL):
                 return

@@ -1,4 +1,8 @@
-"""Objects as bytes, for the ranks of one job: tensors by their entries, without the storage they are a view of."""
+"""Serialisation of Python objects between ranks by pickle.
+
+Pickle writes the whole storage behind a tensor; here a view is written as its own entries only. Ranks of one job trust
+each other: files that users load never go through pickle.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from torch import Tensor
 
 
 def packed(value: Any) -> Tensor:
-    """A uint8 tensor on the CPU."""
+    """The pickled object as a uint8 tensor on the CPU."""
     buffer = io.BytesIO()
     _Packer(buffer, protocol=5).dump(value)
     return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)

@@ -1,9 +1,9 @@
-"""Borrow the user's model without leaving a trace.
+"""Run the user's model without side effects on its modules.
 
-Calls run in a copy of the modules that lives as long as the call, so hooks, installed tensors and whatever a forward
-pass writes into its modules are seen by that call alone. A model that cannot be copied is itself lent, to one thread
-at a time, and put back afterwards. What a forward pass does outside its modules (a file it writes, a list a hook keeps
-elsewhere) cannot be undone.
+Each call runs in its own structural copy of the modules, which shares their tensors. Hooks, installed tensors and
+attributes that the forward pass writes therefore stay private to the call, and threads do not interfere. A model that
+cannot be copied is run itself, by one thread at a time under a lock, and all its attributes are restored afterwards.
+Side effects outside the modules (a file that the forward pass writes, a list in a hook's closure) cannot be undone.
 """
 
 from __future__ import annotations
@@ -15,25 +15,28 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lapwing.runtime.sandbox.copying import Template, may_fuse, script_tensors_kept
-from lapwing.runtime.sandbox.process import draws_undone, plain_computing
+from lapwing.runtime.sandbox.copying import Template, has_fused_path, script_tensors_restored
+from lapwing.runtime.sandbox.process import grad_mode, rng_restored
 from lapwing.runtime.sandbox.watching import Unfused
 
-_lending = threading.RLock()  # one for all models: two of them may have modules in common
+_shared_model_lock = threading.RLock()  # one for all models: two models may share modules
 
 
 @contextmanager
 def borrowed(model: Template | nn.Module, *, draws: bool = True) -> Iterator[nn.Module]:
-    """Modules to evaluate, hook and install tensors in, in eval mode, with gradients on; they are valid inside."""
-    with _copied(model) if isinstance(model, Template) else _lent(model) as own:
-        fused = model.fused if isinstance(model, Template) else any(may_fuse(module) for module in own.modules())
-        with draws_undone(draws=draws), plain_computing(), Unfused() if fused else nullcontext():
+    """Context with modules that may be run, hooked and given other tensors: in eval mode, with gradients enabled.
+
+    Do not use the modules after the context exits. `draws` says whether the model draws random numbers in eval mode.
+    """
+    with _copied(model) if isinstance(model, Template) else _locked(model) as own:
+        fused = model.fused if isinstance(model, Template) else any(has_fused_path(module) for module in own.modules())
+        with rng_restored(draws=draws), grad_mode(), Unfused() if fused else nullcontext():
             yield own
 
 
 @contextmanager
 def _copied(template: Template) -> Iterator[nn.Module]:
-    with template.script_kept():
+    with template.script_locked():
         copies = template.copies()
         try:
             yield copies[0]
@@ -42,19 +45,20 @@ def _copied(template: Template) -> Iterator[nn.Module]:
 
 
 @contextmanager
-def _lent(model: nn.Module) -> Iterator[nn.Module]:
-    with _lending, _attributes_kept(model), script_tensors_kept(model.modules()):
+def _locked(model: nn.Module) -> Iterator[nn.Module]:
+    """The user's own modules in eval mode, under a lock; all their attributes are restored on exit."""
+    with _shared_model_lock, _attributes_restored(model), script_tensors_restored(model.modules()):
         for module in model.modules():
-            module.training = False
+            module.training = False  # not module.eval(), which a subclass may override
         yield model
 
 
 def install(model: nn.Module, tensors: Mapping[str, Tensor], aliases: Mapping[str, str]) -> None:
-    """Let a borrowed model compute with these tensors in place of its own parameters and buffers.
+    """Replace parameters and buffers of a borrowed model by `tensors`, until the context of `borrowed` exits.
 
-    They stay in place until the model is given back, so a checkpointed block that recomputes itself during the
-    backward pass sees them too. `aliases` maps every name of a shared tensor to the one it is listed under. A buffer
-    that has none was made by a forward pass, as a mask is on first use: it stays until then as well.
+    Unlike `torch.func.functional_call` this covers the backward pass too, where activation checkpointing recomputes
+    the forward pass. `aliases` maps every name of a tied tensor to the name it is listed under. Buffers without an
+    alias were created by a forward pass (a mask cached on first use) and are left in place.
     """
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
@@ -62,14 +66,14 @@ def install(model: nn.Module, tensors: Mapping[str, Tensor], aliases: Mapping[st
             for key, current in slots.items():
                 if current is not None and prefix + key in aliases:
                     slots[key] = tensors[aliases[prefix + key]]
-        if isinstance(module, nn.RNNBase):  # recurrent layers read their weights from a list of their own
+        if isinstance(module, nn.RNNBase):  # RNN layers read their weights from the list `_flat_weights`
             module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
 
 
 @contextmanager
-def _attributes_kept(model: nn.Module) -> Iterator[None]:
-    # Shallow copies of every module's attributes, and of the containers among them (hooks, buffers, children, logs):
-    # old-style weight_norm, caches and counters all write there during a forward pass.
+def _attributes_restored(model: nn.Module) -> Iterator[None]:
+    # Shallow copies of every module's __dict__ and of the containers in it (hooks, buffers, children, lists):
+    # old-style weight_norm, caches and counters write there during a forward pass.
     saved: list[tuple[nn.Module, dict[str, Any], list[tuple[Any, list[Any]]]]] = []
     for module in model.modules():
         attributes = dict(module.__dict__)
@@ -79,21 +83,23 @@ def _attributes_kept(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for module, attributes, containers in saved:
-            module.__dict__.update(attributes)  # before anything is taken out: no attribute is ever missing
+            # Update before deleting, so that no attribute is missing in between if another thread reads the module.
+            module.__dict__.update(attributes)
             for key in module.__dict__.keys() - attributes.keys():
                 del module.__dict__[key]
             for container, content in containers:
-                if container or content:  # most are hooks, and there are none
-                    _refill(container, content)
+                if container or content:  # most are empty dictionaries of hooks
+                    _restore(container, content)
 
 
 def _items(container: Any) -> list[Any]:
     return list(container.items()) if isinstance(container, dict) else list(container)
 
 
-def _refill(container: Any, content: list[Any]) -> None:
-    """Put the content back if it has changed."""
+def _restore(container: Any, content: list[Any]) -> None:
+    """Restore the content if it has changed; an unchanged container is not written to."""
     now = _items(container)
+    # Compare by identity: == of tensors is elementwise.
     pairs = zip(now, content, strict=False)
     if isinstance(container, dict):
         same = all(k is old_k and v is old_v for (k, v), (old_k, old_v) in pairs)

@@ -1,7 +1,8 @@
-"""Copies of a tree of modules that share its tensors and whatever else is not part of the tree.
+"""Structural copies of a module tree: new modules and containers that share the tensors and all other objects.
 
-`copy.deepcopy` refuses or duplicates what a model may hold (locks, files, a trainer). Here modules and the containers
-in them are made anew, and every reference to a module of the tree becomes one to its copy.
+`copy.deepcopy` fails on objects that a model may hold (locks, open files) or duplicates them (a trainer, the weights).
+Here only modules and their containers are copied, and references between modules of the tree are redirected to the
+copies.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from lapwing.runtime.sandbox.following import ATOMS, CONTAINERS, Follow
+from lapwing.runtime.sandbox.references import ATOMS, CONTAINERS, ReferenceMapper
 
-_script = threading.RLock()
+_script_lock = threading.RLock()
 
 
 class Template:
-    """A private copy of a model in eval mode, from which copies to run are made; nothing ever runs in it.
+    """A private copy of a model in eval mode. It is never run itself; every run takes a new copy of it.
 
-    It is the model as it was: later changes of the user's modules do not reach it. TorchScript in it is copied once,
-    with its tensors, and run by one thread at a time.
+    Changes that the user makes to the modules later do not affect it. TorchScript modules cannot be copied
+    structurally: they are deep-copied once, with their tensors, and one thread runs them at a time.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -39,29 +40,34 @@ class Template:
                 continue
             own = module.__dict__
             own["training"] = False
-            if own.get("_compiled_call_impl") is not None:  # compiled for the user's module
+            if own.get("_compiled_call_impl") is not None:  # by module.compile(); it would run the user's module
                 own["_compiled_call_impl"] = None
-        self.fused = not all([_kept_plain(module) for module in self.modules])  # whether fused paths are still on
+        # A list, not a generator: every module is to be changed, also after the first that cannot be.
+        self.fused = not all([_disable_fused_path(module) for module in self.modules])
         self._held = {id(value) for module in self.modules for value in module.__dict__.values()}
         self._parts = _parts(self.modules, self._held)
 
     @classmethod
     def of(cls, model: nn.Module) -> Template | None:
-        """None for a model that cannot be copied: one with compiled modules in it, for example."""
+        """A template, or None for a model that cannot be copied, such as one with `torch.compile`d modules."""
         if any("_orig_mod" in m._modules for m in model.modules()):
             return None
         try:
             return cls(model)
-        except Exception:  # what a class may refuse is not known: its model is lent instead
+        except Exception:  # user classes may raise anything when copied; the model is then run itself, under a lock
             return None
 
     def __reduce__(self) -> tuple[type[Template], tuple[nn.Module]]:
         return Template, (self.model,)
 
     def copies(self) -> list[nn.Module]:
-        """All modules of a copy, the model first."""
+        """A new copy as the list of its modules, the root first.
+
+        Which attributes hold references was found once, in `_parts`: a copy takes microseconds per module.
+        """
+        # object.__new__: __init__ would need arguments and allocate new tensors.
         copies = {id(m): m if is_script(m) else object.__new__(type(m)) for m in self.modules}
-        follow = Follow(copies, self._held)
+        follow = ReferenceMapper(copies, self._held)
         for module, containers, references in self._parts:
             own = copies[id(module)]
             attributes = module.__dict__.copy()
@@ -69,23 +75,23 @@ class Template:
                 attributes[key] = attributes[key].copy()
             for key in references:
                 attributes[key] = follow(attributes[key])
-            object.__setattr__(own, "__dict__", attributes)
+            object.__setattr__(own, "__dict__", attributes)  # past nn.Module.__setattr__, which registers tensors
             _copy_slots(module, own, follow)
         return list(copies.values())
 
     def clear(self, copies: list[nn.Module]) -> None:
-        """Take out of a copy what its run left there, so that no graph waits for the garbage collector.
+        """Drop what a run stored in its copy, which frees the autograd graph without waiting for the garbage collector.
 
-        Blocks of the Jacobian that are formed later read the settings of their layer: these stay.
+        The original attributes stay: Jacobian blocks that are evaluated later read stride, padding etc. of their layer.
         """
         for module, own in zip(self.modules, copies, strict=True):
             if own is not module:
                 object.__setattr__(own, "__dict__", module.__dict__.copy())
 
     @contextmanager
-    def script_kept(self) -> Iterator[None]:
-        """Around a run: what all runs share is used by one, and has its tensors back afterwards."""
-        with _script if self.scripted else nullcontext(), script_tensors_kept(self.scripted):
+    def script_locked(self) -> Iterator[None]:
+        """Lock the TorchScript modules, which all copies share, during a run, and restore their tensors afterwards."""
+        with _script_lock if self.scripted else nullcontext(), script_tensors_restored(self.scripted):
             yield
 
 
@@ -94,8 +100,8 @@ def is_script(module: nn.Module) -> bool:
 
 
 @contextmanager
-def script_tensors_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """TorchScript keeps mode and tensors where `__dict__` does not show them."""
+def script_tensors_restored(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Restore mode and tensors of TorchScript modules, which live in C++ and not in `__dict__`."""
     scripted = [module for module in modules if is_script(module)]
     modes = [module.training for module in scripted]
     saved = [(slots, list(slots.items())) for m in scripted for slots in (m._parameters, m._buffers)]
@@ -110,6 +116,7 @@ def script_tensors_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def _copies(model: nn.Module) -> list[nn.Module]:
+    """Structural copies of all modules of the tree, TorchScript modules as deep copies."""
     modules = list(model.modules())
     copies: dict[int, nn.Module] = {}
     for module in modules:
@@ -117,7 +124,8 @@ def _copies(model: nn.Module) -> list[nn.Module]:
             copies |= zip(map(id, module.modules()), deepcopy(module).modules(), strict=True)
         elif id(module) not in copies:
             copies[id(module)] = object.__new__(type(module))
-    follow = Follow(copies, {id(value) for module in modules for value in module.__dict__.copy().values()})
+    # __dict__.copy(): another thread may run the user's model now, and add attributes while we iterate.
+    follow = ReferenceMapper(copies, {id(value) for module in modules for value in module.__dict__.copy().values()})
     for module in modules:
         if is_script(module):
             continue
@@ -127,7 +135,8 @@ def _copies(model: nn.Module) -> list[nn.Module]:
     return list(copies.values())
 
 
-def _copy_slots(module: nn.Module, own: nn.Module, follow: Follow) -> None:
+def _copy_slots(module: nn.Module, own: nn.Module, follow: ReferenceMapper) -> None:
+    """Copy attributes declared in `__slots__`, which are not in `__dict__`."""
     for name in _slots(type(module)):
         if hasattr(module, name):
             object.__setattr__(own, name, follow(getattr(module, name)))
@@ -144,8 +153,11 @@ _slots_of: weakref.WeakKeyDictionary[type, list[str]] = weakref.WeakKeyDictionar
 
 
 def _parts(modules: list[nn.Module], held: set[int]) -> list[tuple[nn.Module, list[str], list[str]]]:
-    """Of every module, the attributes that are containers to copy as they are, and those that have to be followed."""
-    follow = Follow({id(module): nn.Module() for module in modules}, held)
+    """For every module: attributes that are containers to copy shallowly, and attributes that refer to modules.
+
+    Found by a trial run of the reference mapper on placeholder modules.
+    """
+    follow = ReferenceMapper({id(module): nn.Module() for module in modules}, held)
     new = {id(v): follow(v) for module in modules for v in module.__dict__.values() if type(v) not in ATOMS}
     parts = []
     for module in modules:
@@ -156,8 +168,9 @@ def _parts(modules: list[nn.Module], held: set[int]) -> list[tuple[nn.Module, li
         for key, value in module.__dict__.items():
             if new.get(id(value), value) is value:
                 continue
-            alone = type(value) in CONTAINERS and follow.visits[id(value)] == 1
-            (containers if alone and _same_items(value, new[id(value)]) else references).append(key)
+            # A container that two attributes share must stay shared in the copy: leave it to the reference mapper.
+            unshared = type(value) in CONTAINERS and follow.visits[id(value)] == 1
+            (containers if unshared and _same_items(value, new[id(value)]) else references).append(key)
         parts.append((module, containers, references))
     return parts
 
@@ -174,22 +187,23 @@ _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncod
 _FUSED_FORWARDS = frozenset(kind.forward for kind in _FUSED)
 
 
-def may_fuse(module: nn.Module) -> bool:
-    """Whether it has a fused inference path, which skips submodules and fills padding differently."""
+def has_fused_path(module: nn.Module) -> bool:
+    """Whether torch may take the fused inference path: it skips submodules and their hooks, and treats padding
+    differently."""
     return isinstance(module, _FUSED)
 
 
-def _kept_plain(module: nn.Module) -> bool:
-    """Turn the fused path of a private module off by its settings; False if that is not known to do."""
-    if is_script(module) or not may_fuse(module):
+def _disable_fused_path(module: nn.Module) -> bool:
+    """Disable the fused inference path of a copy through its attributes; False if a subclass overrides `forward`."""
+    if is_script(module) or not has_fused_path(module):
         return True
     if type(module).forward not in _FUSED_FORWARDS:
         return False
     own = module.__dict__
     if isinstance(module, nn.MultiheadAttention):
-        own["training"], own["dropout"] = True, 0.0  # the slow path without dropout is that of eval mode
+        own["training"], own["dropout"] = True, 0.0  # training mode without dropout computes the same as eval mode
     elif isinstance(module, nn.TransformerEncoderLayer):
-        own["activation_relu_or_gelu"] = 0  # only the fused path asks
+        own["activation_relu_or_gelu"] = 0  # read by the fused path only; 0 means "not supported there"
     else:
         own["use_nested_tensor"] = False
     return True

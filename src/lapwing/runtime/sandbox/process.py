@@ -1,4 +1,4 @@
-"""What belongs to the whole process, or to the thread: random states, warnings, modes of computing."""
+"""State of the process and of the thread: random states, warnings, autograd and autocast modes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ _DEVICES = tuple(d for d in _WITH_AUTOCAST if torch.amp.is_autocast_available(d)
 
 
 def autocast_devices() -> list[str]:
-    """The kinds of device for which autocast is on, in this thread."""
+    """Device types for which autocast is enabled in this thread."""
     return [device for device in _DEVICES if torch.is_autocast_enabled(device)]
 
 
 @contextmanager
 def autocast_off() -> Iterator[None]:
-    """For every kind of device, in this thread. Not by `torch.autocast`, which warns of devices that are not there."""
+    """Disable autocast for all device types in this thread.
+
+    `torch.autocast(device, enabled=False)` would warn about devices that this build of torch does not have.
+    """
     on = autocast_devices()
     for device in on:
         torch.set_autocast_enabled(device, False)
@@ -35,8 +38,8 @@ def autocast_off() -> Iterator[None]:
 
 
 @contextmanager
-def plain_computing() -> Iterator[None]:
-    """Gradients on, inference mode and autocast off; all three belong to the thread."""
+def grad_mode() -> Iterator[None]:
+    """Enable gradients, disable inference mode and autocast; all three are thread-local."""
     with ExitStack() as stack:
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
@@ -47,20 +50,20 @@ def plain_computing() -> Iterator[None]:
 
 @contextmanager
 def plain_tensors() -> Iterator[None]:
-    """Inside `torch.inference_mode`, make tensors that autograd can use later on; inside autocast, no others than ever.
+    """Create ordinary tensors even if the caller is inside `torch.inference_mode` or autocast.
 
-    Elsewhere nothing changes.
+    Autograd refuses inference tensors, and autocast would store results in half precision. Otherwise a no-op.
     """
     with ExitStack() as stack:
         stack.enter_context(autocast_off())
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(torch.no_grad())
+            stack.enter_context(torch.no_grad())  # leaving inference mode turns gradients on again
         yield
 
 
-class _Shared:
-    """A change of the process's state: the first thread that needs it makes it, the last one takes it back."""
+class _ReferenceCounted:
+    """A change of process-wide state that the first thread to enter makes and the last thread to leave reverts."""
 
     def __init__(self, change: Callable[[], AbstractContextManager[Any]]) -> None:
         self.change, self.guard, self.users, self.stack = change, threading.Lock(), 0, ExitStack()
@@ -82,7 +85,7 @@ class _Shared:
 
 @contextmanager
 def _vmap_warning_off() -> Iterator[None]:
-    # Not by warnings.catch_warnings, which another thread may leave in another order.
+    # warnings.catch_warnings is not thread-safe: interleaved exits would restore the wrong filters.
     torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
     try:
         yield
@@ -90,9 +93,9 @@ def _vmap_warning_off() -> Iterator[None]:
         torch._C._functorch._set_vmap_fallback_warning_enabled(True)  # type: ignore[attr-defined]
 
 
-quiet_fallback = _Shared(_vmap_warning_off)  # torch.func warns when it falls back to a loop of its own
+quiet_fallback = _ReferenceCounted(_vmap_warning_off)  # vmap warns about operators without a batching rule
 
-forward_mode_alone = threading.RLock()  # torch has one stack of forward-mode levels for all threads
+forward_mode_lock = threading.RLock()  # forward-mode AD has one stack of dual levels for all threads
 
 # --- random states ------------------------------------------------------------------------------------------
 
@@ -100,7 +103,7 @@ States = tuple[Tensor, list[Tensor], Any, Any]
 
 
 def random_states() -> States:
-    """Those of torch, of its accelerators, of NumPy and of Python."""
+    """Global random states of torch (CPU, CUDA), NumPy and Python."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()
 
@@ -117,7 +120,7 @@ def _states_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        if not same_states(before, random_states()):
+        if not same_states(before, random_states()):  # most models draw nothing: write no global state
             torch.set_rng_state(before[0])
             if before[1]:
                 torch.cuda.set_rng_state_all(before[1])
@@ -125,38 +128,39 @@ def _states_kept() -> Iterator[None]:
             random.setstate(before[3])
 
 
-_all_kept = _Shared(_states_kept)
-_here = threading.local()  # .kept: whether this thread is inside random_state_kept
-_one_at_a_time = threading.RLock()
+_all_kept = _ReferenceCounted(_states_kept)
+_local = threading.local()  # .kept: whether this thread is inside random_state_kept
+_drawing_lock = threading.RLock()
 
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Give the global random states back as they were.
+    """Restore the global random states on exit.
 
-    They belong to the process. Where several threads are inside, the first notes the states and the last gives them
-    back; numbers that yet another thread draws meanwhile are given back as well.
+    They belong to the process, not to the thread: with several threads inside, the first saves the states and the last
+    restores them. Draws that an unrelated thread makes in the meantime are undone too.
     """
-    if getattr(_here, "kept", False):
+    if getattr(_local, "kept", False):  # nested in the same thread: this context has a state of its own to restore
         with _states_kept():
             yield
         return
     with _all_kept():
-        _here.kept = True
+        _local.kept = True
         try:
             yield
         finally:
-            _here.kept = False
+            _local.kept = False
 
 
 @contextmanager
-def draws_undone(*, draws: bool) -> Iterator[None]:
-    """Around a run of a model. One that draws random numbers in eval mode runs in one thread at a time.
+def rng_restored(*, draws: bool) -> Iterator[None]:
+    """Restore the random state after one run of a model.
 
-    Of any other, a change of torch's state is undone if no other thread can have made it.
+    A model that draws random numbers in eval mode is run by one thread at a time. For other models a change of torch's
+    state is reverted only if there is a single thread: otherwise another thread may have made it on purpose.
     """
     if draws:
-        with _one_at_a_time, _states_kept():
+        with _drawing_lock, _states_kept():
             yield
         return
     before = torch.get_rng_state()

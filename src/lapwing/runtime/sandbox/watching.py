@@ -1,4 +1,4 @@
-"""torch functions watched, or replaced, in this thread alone: torch's own switches are the whole process's."""
+"""Observe or replace torch functions in this thread only; torch's own switches act on the whole process."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ _ATTENTION = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
 
 
 class Unfused(TorchFunctionMode):
-    """Fused inference paths off: torch's modules take the plain one while any mode is on."""
+    """Disables fused inference paths: torch.nn modules do not take them while any TorchFunctionMode is active."""
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
 
 class MathAttention(TorchFunctionMode):
-    """Attention by its plain formula: fused kernels lack second and forward-mode derivatives."""
+    """Computes attention by its formula: the fused kernels lack second derivatives and forward-mode AD."""
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             return _plain_formula(*args, **kwargs)
         if func is F.multi_head_attention_forward and not kwargs.get("need_weights", True):
-            # With weights it multiplies matrices; without, it would call the fused kernel out of our sight.
+            # With need_weights=True it multiplies matrices; otherwise it calls the fused kernel internally, where
+            # this mode cannot intercept it.
             return func(*args, **{**kwargs, "need_weights": True})[0], None
         return func(*args, **kwargs)
 
@@ -36,13 +37,14 @@ class MathAttention(TorchFunctionMode):
 def _plain_formula(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *args: Any, **kwargs: Any
 ) -> Tensor:
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
+    """softmax(Q Kᵀ / √d + mask) V, in differentiable operations."""
+    if attn_mask is not None and attn_mask.dtype == torch.bool:  # the internal function takes additive masks only
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -torch.inf)
     return torch._scaled_dot_product_attention_math(query, key, value, attn_mask, *args, **kwargs)[0]
 
 
 class PlainNorms(TorchFunctionMode):
-    """Normalisation by its formula: third derivatives of torch's own kernels (2.13) are wrong."""
+    """Computes normalisations by their formulas: third derivatives of torch's kernels are wrong (torch 2.13)."""
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _NORMS.get(func, func)(*args, **(kwargs or {}))
@@ -106,7 +108,7 @@ def _by_channel(v: Tensor | None, x: Tensor) -> Tensor | None:
 
 
 class UseOfTensors(TorchFunctionMode):
-    """Whether any of these tensors is computed with, and whether attention is."""
+    """Records whether any of the given tensors enters a computation (`used`), and attention is called (`attends`)."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         super().__init__()
@@ -116,7 +118,7 @@ class UseOfTensors(TorchFunctionMode):
         kwargs = kwargs or {}
         self.attends = self.attends or func in _ATTENTION
         result = func(*args, **kwargs)
-        computed = isinstance(result, Tensor | tuple | list)  # not a shape or a dtype asked for
+        computed = isinstance(result, Tensor | tuple | list)  # reading .dtype or .ndim is no use of the values
         self.used = self.used or (computed and any(id(t) in self.ids for t in _tensors((args, kwargs))))
         return result
 

@@ -1,4 +1,4 @@
-"""Sampling-based EM: hyperparameters of the full GGN from posterior samples, where no matrix fits into memory."""
+"""Sampling-based EM: hyperparameters under the full GGN from posterior samples, when no matrix fits into memory."""
 
 from lapwing.tuning.em.from_samples import Draws, from_samples
 from lapwing.tuning.em.loop import tune_by_em

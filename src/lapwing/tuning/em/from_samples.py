@@ -1,4 +1,4 @@
-"""A posterior whose covariance is that of its samples: every prediction costs products with K vectors, no solve."""
+"""A posterior represented by its samples: predictions need products with K vectors and no linear solves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lapwing.posterior import Posterior
 
 @dataclass(frozen=True)
 class Draws(Structure):
-    """No curvature at all, but draws of the weights."""
+    """Samples of the weights instead of a curvature."""
 
     n: int
 
@@ -28,10 +28,10 @@ class Draws(Structure):
 
 
 def from_samples(posterior: Posterior) -> Posterior:
-    """The posterior with the covariance 1/K Σ ζ_k ζ_kᵀ of the samples that `lw.tune(by="em")` left with it.
+    """The posterior with covariance 1/K Σ ζ_k ζ_kᵀ, from the samples of `lw.tune(by="em")`.
 
-    Predictions, joint covariances and draws of functions come from the samples of the full GGN, whatever the structure
-    of the posterior. Variances have a relative error of √(2/K), and covariances the rank K.
+    Predictions, joint covariances and function draws then come from samples under the full GGN, whatever the structure
+    of the posterior. Variances have a relative error of √(2/K), and covariances have rank K.
     """
     if not isinstance(posterior, Posterior):
         raise InputTypeError(f"from_samples: expected a Posterior, got {type(posterior).__name__}.")

@@ -1,9 +1,9 @@
-"""EM for precisions and noise: samples of the posterior in the E-step, MacKay's updates from them in the M-step.
+"""EM for precisions and noise: the E-step samples the posterior, the M-step applies MacKay's updates.
 
     γ = 1/K Σ_k ζ_kᵀ H ζ_k,   δ_g ← γ_g / ‖θ_* − m₀‖²_g,   σ² ← κ SSE(θ_*) / (κ n − γ)
 
-The expectation of γ over samples is MacKay's, so fixed points are those of the exact updates, up to the error of K
-samples: about √(2 / (γ K)), relative. Antorán et al. (2023).
+The expectation of γ over samples is MacKay's, so fixed points equal those of the exact updates up to the error of K
+samples, about √(2 / (γ K)) relative. Antorán et al. (2023).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lapwing._types import Float, Tensor
 from lapwing.curvature import GaussNewton, Nystrom
 from lapwing.errors import warn
 from lapwing.linalg import CG
-from lapwing.linear_model import Design, Effort, Expansion, design
+from lapwing.linear_model import Design, Expansion, StoppingRule, design
 from lapwing.network.products import DataJacobian, Source
 from lapwing.posterior import Posterior
 from lapwing.posterior.sampling import WeightDraws
@@ -26,18 +26,18 @@ from lapwing.runtime.progress import bar
 from lapwing.tuning import find_mode, quadratic_is_exact
 from lapwing.tuning.em.scaling import Scaling
 from lapwing.tuning.em.settings import EM, SGD, Cholesky
-from lapwing.tuning.em.solvers import Conjugate, Direct, Solved, Solver, Start, System, detached
+from lapwing.tuning.em.solvers import ConjugateGradients, Direct, Solved, Solver, Start, System, detached
 from lapwing.tuning.em.step import EMStep
-from lapwing.tuning.em.stochastic import Stochastic
+from lapwing.tuning.em.stochastic import StochasticGradients
 from lapwing.tuning.em.targets import target_share
 from lapwing.tuning.evidence.anderson import Anderson
 from lapwing.tuning.step import noise_is_free, noise_of, with_noise
 
-MOST_DENSE = 6_000  # rows or columns of a matrix that is factorised
-_LONGEST_STEP = 2.3  # of a log precision, tenfold: one step's samples are not to be trusted further
-_MEMORY, _NEAR = 4, 0.2  # steps that Anderson's acceleration looks back on, and the log step below which it does
-_PRUNED = 1e-2  # effective dimensions below which a group is switched off, and no longer waited for
-_CLOSELY, _ROUGHLY = Effort(1e-9, 40, 200), Effort(1e-3, 3, 15)
+MOST_DENSE = 6_000  # largest side of a matrix that is factorised
+_LONGEST_STEP = 2.3  # largest change of a log precision in a step, a factor of ten
+_MEMORY, _NEAR = 4, 0.2  # depth of the Anderson acceleration, and the step in a log below which it is used
+_PRUNED = 1e-2  # effective dimension below which a group is excluded from the convergence test
+_TIGHT, _LOOSE = StoppingRule(1e-9, 40, 200), StoppingRule(1e-3, 3, 15)
 
 
 def tune_by_em(
@@ -51,12 +51,15 @@ def tune_by_em(
     generator: torch.Generator,
     progress: bool | None,
 ) -> Posterior:
-    """Prior precisions, and a Gaussian noise that is free, by EM; the samples stay with the posterior."""
+    """Tune prior precisions, and Gaussian noise if it is to be estimated, by EM.
+
+    The samples stay with the posterior.
+    """
     em = _Em.of(posterior, source, settings, linear_mode, noise, most_floats)
-    state = em.started(generator)
+    state = em.initial_state(generator)
     steps, shown = [state.step], bar(range(settings.max_steps), total=settings.max_steps, what="em", progress=progress)
     for _ in shown:
-        state = em.expected(em.maximised(state))
+        state = em.e_step(em.m_step(state))
         steps.append(state.step)
         shown.set_postfix_str(f"log change {state.change:.2g}, residual {state.solved.residual:.1g}")
         if state.change < settings.rtol:
@@ -76,25 +79,25 @@ def tune_by_em(
 
 @dataclass(frozen=True, eq=False)
 class _State:
-    """A prior and noise, with the mode and the samples that belong to them."""
+    """Prior and noise, with the mode and the samples that belong to them."""
 
     posterior: Posterior
     scaling: Scaling
     solved: Solved
-    change: float = 0.0  # of a log precision or log noise that the last M-step asked for
+    change: float = 0.0  # largest change of a log precision or log noise in the last M-step
     mixing: Anderson = field(default_factory=lambda: Anderson(_MEMORY))
     step: EMStep | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class _Em:
-    """What stays the same from step to step."""
+    """What is constant during EM."""
 
     start: Posterior
     scaling: Scaling
     solver: Solver
     H: GaussNewton
-    data: Design | None  # None: the evidence is taken at the trained weights
+    data: Design | None  # None: evidence at the trained weights
     noise: bool
     low: Float[Tensor, " g"]
     high: Float[Tensor, " g"]
@@ -120,33 +123,38 @@ class _Em:
         data = data if linear_mode else None
         return cls(start, scaling, solver, H, data, free, *scaling.bounds(diagonal), settings)
 
-    def started(self, generator: torch.Generator) -> _State:
+    def initial_state(self, generator: torch.Generator) -> _State:
         draws = self.start.draws
         if draws is None or len(draws.zeta) != self.settings.n_samples:
             draws = self._drawn(generator)
-        return self.expected(_State(self.start, self.scaling, Solved(draws, draws.data, 0.0, 0)))
+        return self.e_step(_State(self.start, self.scaling, Solved(draws, draws.data, 0.0, 0)))
 
-    def expected(self, state: _State) -> _State:
-        """The E-step: mode and samples for the state's prior and noise."""
+    def e_step(self, state: _State) -> _State:
+        """E-step: mode and samples for the current prior and noise."""
         posterior = state.posterior
         system = System(
-            detached(posterior.prior.P0), posterior.part_scales.detach(), near := self.solver.near(posterior)
+            detached(posterior.prior.P0),
+            posterior.part_scales.detach(),
+            preconditioner := self.solver.preconditioner(posterior),
         )
         if self.data is not None:
-            effort = _CLOSELY if self.solver.precise else _ROUGHLY
-            posterior = replace(posterior, expansion=find_mode(posterior, self.data, effort, near))
+            stopping = _TIGHT if self.solver.precise else _LOOSE
+            posterior = replace(posterior, expansion=find_mode(posterior, self.data, stopping, preconditioner))
         share = target_share(self.H, state.solved.draws, system.scales)
         start = Start(state.solved.draws, None if state.step is None else state.solved.products)
         solved = self.solver.solve(start, system, data_targets=share < 0.5)
         found = replace(state, posterior=posterior, solved=solved)
-        return replace(found, step=self._told(found, share))
+        return replace(found, step=self._record(found, share))
 
-    def maximised(self, state: _State) -> _State:
-        """The M-step. Random numbers being fixed, it is a smooth map, and near its fixed point it is accelerated."""
+    def m_step(self, state: _State) -> _State:
+        """M-step.
+
+        With the random numbers fixed it is a smooth map, so Anderson acceleration applies near the fixed point.
+        """
         alphas, gamma = state.scaling.alphas, self._gamma(state).mean(0)
         scatter = state.scaling.scatter(self._theta(state.posterior))
         wanted = (gamma / scatter).nan_to_num(nan=torch.inf).clamp(min=self.low, max=self.high)
-        # A sum over few samples may be negative where γ is almost nothing: it says nothing about δ then.
+        # A mean of few samples can be negative if γ is almost zero; it then carries no information about δ.
         wanted = torch.where(gamma > 0, wanted, alphas).log()
         step = (wanted - alphas.log()).clamp(-_LONGEST_STEP, _LONGEST_STEP)
         noise = noise_of(state.posterior).log()
@@ -164,7 +172,8 @@ class _Em:
         return replace(state, posterior=posterior, scaling=scaling, change=float(change))
 
     def noise_around_network(self, state: _State) -> Float[Tensor, " g"] | None:
-        """√(SSE of the network / (n − γ)) where that is more: predictions keep the network's outputs as their mean."""
+        """√(SSE of the network / (n − γ)) if larger than the noise, as predictions are centred at the network's
+        outputs."""
         if not self.noise:
             return None
         sse, count = state.posterior.estimate.statistics.likelihood.chunk(2)
@@ -172,7 +181,7 @@ class _Em:
         return torch.maximum((sse / left).sqrt(), noise_of(state.posterior))
 
     def _drawn(self, generator: torch.Generator) -> WeightDraws:
-        """z₀ and t, and ζ = θ₀ = P₀^-½ z₀ to start with."""
+        """Random numbers z₀ and t of the samples, and the initial ζ = θ₀ = P₀^-½ z₀."""
         P0, scales = detached(self.start.prior.P0), self.start.part_scales.detach()
         shape = (self.settings.n_samples, self.start.layout.p)
         z0 = torch.randn(shape, generator=generator, dtype=torch.float64, device=generator.device).to(P0.index.device)
@@ -182,12 +191,12 @@ class _Em:
         return WeightDraws(z0, torch.stack(t), seed, z0 / P0.diagonal.sqrt(), P0.diagonal, scales)
 
     def _gamma(self, state: _State) -> Float[Tensor, "k g"]:
-        """One unbiased estimate of γ from each sample, group by group.
+        """An unbiased estimate of γ from each sample, for each group.
 
-        ζᵀH ζ for a single group: its variance is 2 tr Q² with Q = I − P₀^½ P⁻¹ P₀^½. Its parts [ζ ∘ H ζ]_g are far
-        noisier, because what groups share appears in them with opposite signs, and P_g − δ_g ‖ζ_g‖² is where γ ≪ P.
-        For several groups it is [z₀ ∘ (z₀ − P₀^½ ζ)]_g, whose mean is tr Q_gg as well, and whose variance is at most
-        2 tr Q_gg: where the data say nothing, ζ = P₀^-½ z₀ and it is zero.
+        For a single group, ζᵀH ζ: its variance is 2 tr Q² with Q = I − P₀^½ P⁻¹ P₀^½. Its parts [ζ ∘ H ζ]_g for
+        several groups have a much larger variance, because contributions shared by groups appear with opposite signs;
+        so has P_g − δ_g ‖ζ_g‖² where γ ≪ P. For several groups, [z₀ ∘ (z₀ − P₀^½ ζ)]_g also has mean tr Q_gg, with a
+        variance of at most 2 tr Q_gg: it vanishes where the data carry no information, since ζ = P₀^-½ z₀ there.
         """
         draws = state.solved.draws
         if len(state.scaling.alphas) == 1:
@@ -196,17 +205,18 @@ class _Em:
         return state.scaling.sums(draws.prior * (draws.prior - draws.precisions.sqrt() * draws.zeta))
 
     def _gamma_of_parts(self, state: _State) -> Float[Tensor, " g"]:
-        """tr(P⁻¹ c_g H_g) for each noise level."""
+        """tr(P⁻¹ c_g H_g) for each noise level, estimated from the samples."""
         draws = state.solved.draws
         return draws.scales * torch.einsum("kp,gkp->g", draws.zeta, state.solved.products) / len(draws.zeta)
 
     def _noise(self, state: _State) -> Float[Tensor, " g"]:
+        """MacKay's update σ² ← κ SSE / (κ n − γ) for each noise level."""
         posterior = state.posterior
         kappa = posterior.likelihood_scale.detach()
         statistics = posterior.estimate.statistics if posterior.expansion is None else posterior.expansion.statistics
         sse, count = statistics.likelihood.chunk(2)
         left = kappa * count - self._gamma_of_parts(state)
-        # More effective parameters than targets: the noise is far too small for the update to mean anything yet.
+        # More effective parameters than targets: the noise is still far too small for MacKay's update, so double it.
         wanted = torch.where(left > 0, (kappa * sse / left.clamp(min=1e-300)).sqrt(), 2 * noise_of(posterior))
         low, high = posterior.noise_bounds()
         return wanted.clamp(min=low, max=high)
@@ -214,7 +224,7 @@ class _Em:
     def _theta(self, posterior: Posterior) -> Float[Tensor, " p"]:
         return posterior.linearised.theta if posterior.expansion is None else posterior.expansion.theta
 
-    def _told(self, state: _State, share: float) -> EMStep:
+    def _record(self, state: _State, share: float) -> EMStep:
         each = self._gamma(state)
         at = state.posterior.expansion
         dead = f"{state.scaling.n_dead} parameters without curvature" if state.scaling.n_dead else ""
@@ -233,18 +243,18 @@ class _Em:
 
 
 def _solver(posterior: Posterior, H: GaussNewton, settings: EM, most_floats: int) -> Solver:
-    """As asked; else directly where a matrix fits, and by conjugate gradients where none does."""
+    """The requested solver; by default direct if a matrix fits into memory, else conjugate gradients."""
     rows, p = posterior.n_data * posterior.linearised.k, posterior.layout.p
     if settings.solver is None and rows * p <= most_floats and min(rows, p) <= MOST_DENSE:
         return Direct.of(posterior, H.jacobian.source)
     n_parts = len(posterior.part_scales)
     if isinstance(settings.solver, SGD):
-        return Stochastic(H, n_parts, (), settings.solver, posterior.n_data)
+        return StochasticGradients(H, n_parts, (), settings.solver, posterior.n_data)
     if isinstance(settings.solver, CG):
-        return Conjugate(H, n_parts, (), settings.solver)
+        return ConjugateGradients(H, n_parts, (), settings.solver)
     rank = Nystrom().affordable(p, n_parts, most_floats)
     sketch = Nystrom(rank).whitened(H, n_parts, posterior.prior.P0) if rank else ()
-    return Conjugate(H, n_parts, tuple(sketch), None)
+    return ConjugateGradients(H, n_parts, tuple(sketch), None)
 
 
 def _products(posterior: Posterior, source: Source) -> GaussNewton:

@@ -1,4 +1,4 @@
-"""Which precisions EM moves: one α per group of the prior, times a fixed weight of each parameter for a g-prior."""
+"""The precisions that EM changes: one α per prior group, times a fixed weight of each parameter for a g-prior."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from lapwing.posterior import Posterior
 from lapwing.posterior.diagnosis import PRECISION_BOUNDS
 from lapwing.priors import GaussianPrior
 
-_LEAST_WEIGHT = 1e-8  # of a parameter's curvature, relative to the mean: dead ones would have no prior at all
+_LEAST_WEIGHT = 1e-8  # smallest g-prior weight relative to the mean: weights without curvature would have no prior
 
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """δ_p = α_g(p) w_p. `groups` says which α belongs to which parameter; w = 1 unless it is a g-prior."""
+    """δ_p = α_g(p) w_p, where g(p) is the group of p. w = 1 except for a g-prior."""
 
     groups: GaussianPrior
     weights: Float[Tensor, " p"] | None = None
-    n_dead: int = 0  # parameters whose curvature was lifted to the least weight
+    n_dead: int = 0  # parameters whose weight was raised to the minimum
 
     @classmethod
     def g_prior(cls, groups: GaussianPrior, diagonal: Float[Tensor, " p"]) -> Scaling:
-        """w = diag H; α of each group starts where the mean log precision stays what it is."""
+        """w = diag H; the initial α of each group keeps its mean log precision."""
         least = _LEAST_WEIGHT * diagonal.mean()
         weights = torch.maximum(diagonal, least)
-        logs = groups.P0.group_sums(weights.log()) / groups.P0.sizes
-        started = groups.with_precisions(groups.precisions.detach() / logs.exp())
+        log_hyperparameters = groups.P0.group_sums(weights.log()) / groups.P0.sizes
+        started = groups.with_precisions(groups.precisions.detach() / log_hyperparameters.exp())
         return cls(started, weights, int((diagonal < least).sum()))
 
     @property
@@ -37,7 +37,7 @@ class Scaling:
         return self.groups.precisions.detach()
 
     def sums(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... g"]:
-        """Σ over each group."""
+        """Sum over each group."""
         P0 = self.groups.P0
         return v.new_zeros(*v.shape[:-1], P0.n_groups).index_add(-1, P0.index, v)
 
@@ -58,7 +58,7 @@ class Scaling:
         return posterior.with_prior(each)
 
     def bounds(self, diagonal: Float[Tensor, " p"]) -> tuple[Float[Tensor, " g"], Float[Tensor, " g"]]:
-        """As `Posterior.precision_bounds`, relative to the mean of H_pp / w_p in each group."""
+        """Like `Posterior.precision_bounds`, relative to the mean of H_pp / w_p in each group."""
         ratio = diagonal if self.weights is None else diagonal / self.weights
         mean = self.sums(ratio) / self.groups.P0.sizes
         mean = torch.where(mean > 0, mean, torch.ones_like(mean))

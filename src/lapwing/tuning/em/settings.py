@@ -1,4 +1,4 @@
-"""What a user may choose about sampling-based EM."""
+"""Options of sampling-based EM."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from lapwing.linalg import CG
 
 @dataclass(frozen=True)
 class SGD:
-    """Stochastic gradients with Nesterov's momentum, preconditioned by the posterior's own structure.
+    """Stochastic gradient descent with Nesterov momentum, preconditioned by the posterior's own structure.
 
-    Each epoch is a pass over the data, one batch at a time. `lr` multiplies the preconditioned step; None takes the
-    largest that every batch bears. Over the epochs it falls to a thirtieth, and the last half of the iterates is
+    Each epoch is a pass over the data in minibatches. `lr` multiplies the preconditioned step; None chooses the
+    largest that is stable on every batch. It decreases linearly to a thirtieth, and the last half of the iterates is
     averaged.
     """
 
@@ -22,7 +22,7 @@ class SGD:
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        _whole("SGD", "epochs", self.epochs, 1)
+        _check_whole_number("SGD", "epochs", self.epochs, 1)
         if self.lr is not None and not 0 < self.lr < float("inf"):
             raise InputError(f"SGD: lr must be positive, got {self.lr}.")
         if not 0 <= self.momentum < 1:
@@ -31,9 +31,9 @@ class SGD:
 
 @dataclass(frozen=True)
 class Cholesky:
-    """The rows SᵀJ of all data written out, and the smaller of N·C and P as a matrix that is factorised.
+    """Form the rows SᵀJ of all data, and factorise a matrix of size N·C or P, whichever is smaller.
 
-    N·C × P numbers are kept, twice where the linear model's mode is looked for, however much `memory` the fit had.
+    Stores N·C × P numbers, twice if the linear model's mode is needed, regardless of the `memory` of the fit.
     """
 
 
@@ -41,12 +41,12 @@ class Cholesky:
 class EM:
     """Sampling-based EM: `n_samples` posterior samples, at most `max_steps` steps.
 
-    It stops when no log precision and no log noise has moved by more than `rtol`. `solver`, how the samples' equations
-    are solved: None solves them directly where a matrix of all weights or of all outputs fits, and elsewhere by passes
-    over the data: conjugate gradients, preconditioned by a sketch of the GGN, until what is missing is a small part of
-    the sampling error. `lw.CG(...)` solves to a tolerance, preconditioned by the posterior's own structure;
-    `lw.SGD(...)` takes one batch at a time, and `lw.Cholesky()` insists on the matrix.
-    `g_prior` makes each precision proportional to the curvature of its weight, δ_p = α_g H_pp.
+    Stops when no log precision or log noise changes by more than `rtol`. `solver`: how the linear systems of the
+    samples are solved. None solves them directly if a matrix over all weights or all outputs fits into memory;
+    otherwise by conjugate gradients, with a Nyström preconditioner, until the error is a small part of the sampling
+    error. `lw.CG(...)` solves to a tolerance, preconditioned by the posterior's own structure; `lw.SGD(...)` uses
+    minibatches; `lw.Cholesky()` always factorises. `g_prior` makes each precision proportional to the curvature of its
+    weight, δ_p = α_g H_pp.
     """
 
     n_samples: int = 16
@@ -56,8 +56,8 @@ class EM:
     g_prior: bool = False
 
     def __post_init__(self) -> None:
-        _whole("EM", "n_samples", self.n_samples, 2)
-        _whole("EM", "max_steps", self.max_steps, 1)
+        _check_whole_number("EM", "n_samples", self.n_samples, 2)
+        _check_whole_number("EM", "max_steps", self.max_steps, 1)
         if not 0 < self.rtol < 1:
             raise InputError(f"EM: rtol must lie between 0 and 1, got {self.rtol}.")
         if not isinstance(self.solver, CG | SGD | Cholesky | None):
@@ -66,7 +66,7 @@ class EM:
             raise InputTypeError(f"EM: g_prior must be True or False, got {self.g_prior!r}.")
 
 
-def _whole(owner: str, name: str, value: object, least: int) -> None:
+def _check_whole_number(owner: str, name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputTypeError(f"{owner}: {name} must be a whole number, got {type(value).__name__} {value!r}.")
     if value < least:

@@ -1,10 +1,10 @@
-"""The equations of the samples, P ζ = b, for all samples at once: directly, or by passes over the data.
+"""Solve P ζ = b for all samples at once: by factorisation, or iteratively by passes over the data.
 
-Both objectives of sample-then-optimise have this P as their Hessian and the same minimiser:
+Both objectives of sample-then-optimise have the Hessian P and the same minimiser:
 
     ½ Σ_n ‖J_n z − ε_n‖²_Λ + ½ ‖z − θ₀‖²_P₀,      ½ Σ_n ‖J_n z‖²_Λ + ½ ‖z − P₀⁻¹ b‖²_P₀.
 
-They differ in the variance of minibatch gradients only. Antorán et al. (2023), equations 8 and 9.
+They differ only in the variance of minibatch gradients. Antorán et al. (2023), equations 8 and 9.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from lapwing.operators import (
 from lapwing.posterior import Posterior
 from lapwing.posterior.sampling import WeightDraws
 
-_OF_STANDARD_ERROR, _MOST_ITERATIONS = 0.25, 200
+_OF_STANDARD_ERROR, _MOST_ITERATIONS = 0.25, 200  # tolerance in standard errors of γ; limit of conjugate gradients
 
 
 @dataclass(frozen=True, eq=False)
 class System:
-    """P = Σ_g c_g H_g + P₀, and a precision near it that is cheap to solve with."""
+    """P = Σ_g c_g H_g + P₀, and a preconditioner: a similar precision that is cheap to solve with."""
 
     P0: GroupedDiagonal
     scales: Float[Tensor, " g"]
-    near: Precision
+    preconditioner: Precision
 
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """Samples for other equations; the H_g ζ, where they are known, save a pass."""
+    """Samples of an earlier system as initial values; known products H_g ζ save a pass."""
 
     draws: WeightDraws
     products: Float[Tensor, "g k p"] | None = None
@@ -53,37 +53,37 @@ class Start:
 
 @dataclass(frozen=True, eq=False)
 class Solved:
-    """Samples and how well their equations hold; `products` are the H_g ζ."""
+    """Samples, the accuracy of their solution, and their products H_g ζ."""
 
     draws: WeightDraws
     products: Float[Tensor, "g k p"]
-    residual: float  # the largest √(rᵀM⁻¹r / bᵀM⁻¹b)
+    residual: float  # largest √(rᵀM⁻¹r / bᵀM⁻¹b) over samples, M the preconditioner
     n_products: int
 
 
 class Solver(ABC):
-    """Samples for one prior and noise after another."""
+    """Solves for the samples under successive priors and noise levels."""
 
-    precise: bool  # to the last digits: the mode is worth finding so closely too
+    precise: bool  # exact to rounding, so that the mode should be exact as well
 
     @abstractmethod
     def parts_mv(self, v: Float[Tensor, "m p"]) -> Float[Tensor, "g m p"]:
-        """H_g v of each part."""
+        """H_g v (g, m, p) for each part."""
 
     @abstractmethod
-    def near(self, posterior: Posterior) -> Precision:
-        """What to precondition with under the posterior's prior and noise."""
+    def preconditioner(self, posterior: Posterior) -> Precision:
+        """The preconditioner under the posterior's prior and noise."""
 
     @abstractmethod
     def solve(self, start: Start, system: System, *, data_targets: bool) -> Solved:
-        """ζ for another prior and noise, from where it was. `data_targets`: the first of the two objectives."""
+        """ζ for a new prior and noise, from `start`. `data_targets` selects the first of the two objectives."""
 
 
 @dataclass(frozen=True, eq=False)
 class Direct(Solver):
-    """The whole curvature in memory, as a matrix or, where there are fewer outputs than parameters, as rows.
+    """The curvature in memory, as a matrix or, with fewer outputs than parameters, as rows M.
 
-    With rows M the equations are solved in the dual: P⁻¹ = P₀⁻¹ − P₀⁻¹Mᵀ(I + M P₀⁻¹ Mᵀ)⁻¹ M P₀⁻¹.
+    With rows, the dual system is solved: P⁻¹ = P₀⁻¹ − P₀⁻¹Mᵀ(I + M P₀⁻¹ Mᵀ)⁻¹ M P₀⁻¹.
     """
 
     parts: tuple[Curvature, ...]
@@ -91,6 +91,7 @@ class Direct(Solver):
 
     @classmethod
     def of(cls, posterior: Posterior, source: Source) -> Direct:
+        """From the posterior's own curvature if that is the full one, else from one more pass over the data."""
         if posterior.structure.exact and not posterior.structure.streams:
             return cls(posterior.estimate.parts)
         found = estimate(
@@ -106,7 +107,7 @@ class Direct(Solver):
 
     @classmethod
     def written(cls, H: GaussNewton, data: Iterable[Piece], n_parts: int) -> Direct:
-        """Of rows SᵀJ, or of the matrix of their products where they are more than the parameters."""
+        """From rows SᵀJ, or from their Gram matrix if there are more rows than parameters."""
         each = [H.rows_of(piece.f, piece.y, piece.J) for piece in data if isinstance(piece, StoredPiece)]
         parts: list[Curvature] = []
         for g in range(n_parts):
@@ -117,34 +118,35 @@ class Direct(Solver):
     def parts_mv(self, v: Float[Tensor, "m p"]) -> Float[Tensor, "g m p"]:
         return torch.stack([part.mv(v) for part in self.parts])
 
-    def near(self, posterior: Posterior) -> Precision:
+    def preconditioner(self, posterior: Posterior) -> Precision:
         return summed(self.parts, posterior)
 
     def solve(self, start: Start, system: System, *, data_targets: bool) -> Solved:
         draws = start.draws
-        zeta = system.near.solve(draws.pull(system.P0.diagonal, system.scales))
+        zeta = system.preconditioner.solve(draws.pull(system.P0.diagonal, system.scales))
         found = replace(draws, zeta=zeta, precisions=system.P0.diagonal, scales=system.scales)
         return Solved(found, self.parts_mv(zeta), 0.0, 0)
 
 
 @dataclass(frozen=True, eq=False)
 class Streamed(Solver):
-    """Every product is a pass over the data."""
+    """Every product with H is a pass over the data."""
 
     H: GaussNewton
     n_parts: int
-    sketch: tuple[Curvature, ...]  # of each part, to precondition with; none: the posterior's own structure does
+    # Nyström sketch of each part for the preconditioner; empty: the posterior's own structure.
+    sketch: tuple[Curvature, ...]
     precise = False
 
     def parts_mv(self, v: Float[Tensor, "m p"]) -> Float[Tensor, "g m p"]:
         one_hot = torch.eye(self.n_parts, dtype=torch.float64, device=v.device)
         return torch.stack([self.H.mv(v, e) for e in one_hot])
 
-    def near(self, posterior: Posterior) -> Precision:
-        return summed(self.sketch, posterior) if self.sketch else posterior.precision.nearby()
+    def preconditioner(self, posterior: Posterior) -> Precision:
+        return summed(self.sketch, posterior) if self.sketch else posterior.precision.preconditioner()
 
     def _solved(self, draws: WeightDraws, system: System, zeta: Tensor, n_products: int) -> Solved:
-        """With the residual as it is, not as an iteration believes it to be."""
+        """The result with its true residual, not the one that the iteration has accumulated."""
         products = self.parts_mv(zeta)
         b = draws.pull(system.P0.diagonal, system.scales)
         residual = sizes(system, b - times(system, zeta, products)) / sizes(system, b)
@@ -153,42 +155,43 @@ class Streamed(Solver):
 
 
 @dataclass(frozen=True, eq=False)
-class Conjugate(Streamed):
-    """Conjugate gradients for what is missing to ζ.
+class ConjugateGradients(Streamed):
+    """Conjugate gradients for the correction to the initial ζ.
 
-    Without a `cg` of the user's, they stop when (ζ − P⁻¹b)ᵀ P (ζ − P⁻¹b), which is at most rᵀM⁻¹r for a sketch M ⪯ P,
-    is small against the standard error √(2γ/K) of γ: more digits of the samples would not make γ any better known.
+    Without a `cg` of the user, they stop when (ζ − P⁻¹b)ᵀ P (ζ − P⁻¹b), which is at most rᵀM⁻¹r for a sketch M ⪯ P, is
+    small relative to the standard error √(2γ/K) of γ: more accurate samples would not make γ more accurate.
     """
 
     cg: CG | None
 
     def solve(self, start: Start, system: System, *, data_targets: bool) -> Solved:
+        """Solve P x = b − P ζ₀ for the correction x to the initial samples ζ₀."""
         draws, cg = start.draws, self.cg or CG(max_iterations=_MOST_ITERATIONS)
         b = draws.pull(system.P0.diagonal, system.scales)
         products = self.parts_mv(draws.zeta) if start.products is None else start.products
         missing = b - times(system, draws.zeta, products)
-        wanted = self._bearable(draws, system, b) if self.cg is None else cg.rtol * sizes(system, b)
-        # Tolerances are those of ζ as a whole, and b − P ζ is what is left to solve for.
+        wanted = self._tolerance(draws, system, b) if self.cg is None else cg.rtol * sizes(system, b)
+        # Tolerances refer to ζ; convert them to the right-hand side of the correction, b − P ζ.
         rtol = float((wanted / sizes(system, missing).clamp(min=1e-300)).min())
         found = conjugate_gradients(
             lambda v: self.H.mv(v, system.scales) + system.P0.diagonal * v,
             missing,
-            precondition=system.near.rough_solve,
+            precondition=system.preconditioner.approximate_solve,
             rtol=rtol,
             max_iterations=cg.max_iterations,
         )
         return self._solved(draws, system, draws.zeta + found.x, found.iterations)
 
-    def _bearable(self, draws: WeightDraws, system: System, b: Float[Tensor, "k p"]) -> Float[Tensor, ""]:
-        """√(rᵀM⁻¹r) that does no harm; γ is what the samples said last, or what the sketch knows of it."""
+    def _tolerance(self, draws: WeightDraws, system: System, b: Float[Tensor, "k p"]) -> Float[Tensor, ""]:
+        """The tolerance for √(rᵀM⁻¹r), with γ estimated from the previous samples or from the sketch."""
         before = draws.precisions.sqrt() * draws.zeta
-        sketched = system.P0.diagonal.sqrt() * system.near.solve(b)
+        sketched = system.P0.diagonal.sqrt() * system.preconditioner.solve(b)
         gamma = max(float((draws.prior * (draws.prior - zeta)).sum()) / len(b) for zeta in (before, sketched))
         return b.new_tensor(_OF_STANDARD_ERROR * (2 * max(gamma, 1.0) / len(b)) ** 0.5).sqrt()
 
 
 def summed(parts: Sequence[Curvature], posterior: Posterior) -> Precision:
-    """Σ_g c_g H_g + P₀ at the posterior's prior and noise."""
+    """Σ_g c_g H_g + P₀ under the posterior's prior and noise."""
     first, *rest = parts
     scales = posterior.part_scales.detach()
     H = first.mixed(rest, scales) if rest else first.scaled(scales[0])
@@ -196,13 +199,13 @@ def summed(parts: Sequence[Curvature], posterior: Posterior) -> Precision:
 
 
 def times(system: System, v: Float[Tensor, "m p"], products: Float[Tensor, "g m p"]) -> Float[Tensor, "m p"]:
-    """P v, from the H_g v."""
+    """P v from the products H_g v."""
     return torch.einsum("g,gmp->mp", system.scales, products) + system.P0.diagonal * v
 
 
 def sizes(system: System, r: Float[Tensor, "m p"]) -> Float[Tensor, " m"]:
-    """√(rᵀM⁻¹r)."""
-    return (r * system.near.solve(r)).sum(-1).clamp(min=0).sqrt()
+    """√(rᵀM⁻¹r) for each of m vectors, M the preconditioner."""
+    return (r * system.preconditioner.solve(r)).sum(-1).clamp(min=0).sqrt()
 
 
 def detached(P0: GroupedDiagonal) -> GroupedDiagonal:

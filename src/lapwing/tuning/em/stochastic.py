@@ -1,4 +1,4 @@
-"""The samples' equations by stochastic gradients, one batch of the data at a time."""
+"""Solve for the samples by stochastic gradient descent, one batch of the data at a time."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from lapwing.posterior.sampling import WeightDraws
 from lapwing.tuning.em.settings import SGD
 from lapwing.tuning.em.solvers import Solved, Start, Streamed, System
 
-_BATCHES_TRIED, _POWER_STEPS = 4, 8  # for the largest eigenvalue a batch has
-_LAST_LR = 1 / 30  # of the first
+_BATCHES_TRIED, _POWER_STEPS = 4, 8  # batches and power iterations for the largest eigenvalue
+_LAST_LR = 1 / 30  # final learning rate relative to the initial one
 
 
 @dataclass(frozen=True, eq=False)
-class Stochastic(Streamed):
-    """Preconditioned Nesterov steps on N/|batch| times a batch's gradient; the last half is averaged."""
+class StochasticGradients(Streamed):
+    """Preconditioned Nesterov steps on unbiased minibatch gradients; the last half of the iterates is averaged."""
 
     sgd: SGD
-    n: int  # data
+    n: int  # number of data
 
     def solve(self, start: Start, system: System, *, data_targets: bool) -> Solved:
+        """Epochs over minibatches with a linearly decreasing step length."""
         draws = start.draws
         lr = self.sgd.lr or 0.5 / self._largest_eigenvalue(draws, system)
         descent = _Descent(draws.zeta.clone(), self.sgd)
@@ -34,8 +35,12 @@ class Stochastic(Streamed):
             with closing(self.H.jacobian.pieces()) as pieces:
                 for piece in pieces:
                     done = (epoch + seen / self.n) / self.sgd.epochs
-                    gradient = self._gradient(piece, descent.ahead, draws, system, generators if data_targets else None)
-                    descent.step(system.near.rough_solve(gradient), lr * (1 - (1 - _LAST_LR) * done), done)
+                    gradient = self._gradient(
+                        piece, descent.lookahead, draws, system, generators if data_targets else None
+                    )
+                    descent.step(
+                        system.preconditioner.approximate_solve(gradient), lr * (1 - (1 - _LAST_LR) * done), done
+                    )
                     seen += piece.trace.x.n
         return self._solved(draws, system, descent.average, 2 * self.sgd.epochs)
 
@@ -47,8 +52,8 @@ class Stochastic(Streamed):
         system: System,
         generators: list[torch.Generator] | None,
     ) -> Float[Tensor, "k p"]:
-        """Of the objective with targets in the data, where `generators` repeat them, or in the prior."""
-        u = self.H.weighed(piece, piece.mv(z), system.scales)
+        """Minibatch gradient with targets in the data (redrawn from `generators`), or in the prior."""
+        u = self.H.weighted(piece, piece.mv(z), system.scales)
         pull = draws.pull(system.P0.diagonal, system.scales)
         if generators is not None:
             one_hot = torch.eye(self.n_parts, dtype=torch.float64, device=z.device)
@@ -60,7 +65,7 @@ class Stochastic(Streamed):
         return self.n / piece.trace.x.n * total + system.P0.diagonal * z - pull
 
     def _largest_eigenvalue(self, draws: WeightDraws, system: System) -> float:
-        """Of M⁻¹ (N/|batch| H_batch + P₀), by power iteration on the first few batches."""
+        """Largest eigenvalue of M⁻¹ (N/|batch| H_batch + P₀), by power iteration on the first few batches."""
         largest, still = 1.0, torch.zeros_like(draws.zeta[:1])
         with closing(self.H.jacobian.pieces()) as pieces:
             for piece, _ in zip(pieces, range(_BATCHES_TRIED), strict=False):
@@ -68,7 +73,9 @@ class Stochastic(Streamed):
                 offset = self._gradient(piece, still, _first(draws), system, None)
                 for _ in range(_POWER_STEPS):
                     v = v / v.norm()
-                    v = system.near.rough_solve(self._gradient(piece, v, _first(draws), system, None) - offset)
+                    v = system.preconditioner.approximate_solve(
+                        self._gradient(piece, v, _first(draws), system, None) - offset
+                    )
                     value = float(v.norm())
                 largest = max(largest, value)
         return largest
@@ -79,17 +86,18 @@ def _first(draws: WeightDraws) -> WeightDraws:
 
 
 class _Descent:
-    """Where the iterates stand, and the average of the last half of them."""
+    """The iterate and velocity of Nesterov's method, and the running average of the last half."""
 
     def __init__(self, start: Float[Tensor, "k p"], sgd: SGD) -> None:
         self.z, self.velocity, self.momentum = start, torch.zeros_like(start), sgd.momentum
         self.average, self.n_averaged = start.clone(), 0
 
     @property
-    def ahead(self) -> Float[Tensor, "k p"]:
+    def lookahead(self) -> Float[Tensor, "k p"]:
         return self.z + self.momentum * self.velocity
 
     def step(self, direction: Float[Tensor, "k p"], lr: float, done: float) -> None:
+        """v ← μ v − lr · direction, z ← z + v; from half time on, average the iterates."""
         self.velocity = self.momentum * self.velocity - lr * direction
         self.z = self.z + self.velocity
         if done < 0.5:

@@ -1,1 +1,1 @@
-"""Prior precisions and noise by the marginal likelihood (evidence)."""
+"""Choose prior precisions and noise by maximising the marginal likelihood (evidence)."""

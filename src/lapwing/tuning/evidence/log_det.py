@@ -1,10 +1,10 @@
-"""log det(P P₀⁻¹) as a function of log precisions u_g and the log scale w of the curvature, with what derivatives need.
+"""log det(P P₀⁻¹) as a function of log precisions u_g and the log scale w of the curvature, with its derivatives.
 
-With P = c H + diag δ, δ = e^u, c = e^w, Q = P⁻¹ c H and E_g the parameters of group g:
+With P = c H + diag δ, δ = e^u, c = e^w, Q = P⁻¹ c H and E_g the 0/1 diagonal of group g:
 
     γ_g = tr E_g Q,   T_gh = tr E_g Q E_h Q,   ∂ log det/∂u_g = −γ_g,   ∂γ_g/∂u_h = T_gh − [g = h] γ_g,
 
-and ∂/∂w = −Σ_h ∂/∂u_h, because only the ratios c/δ count. Blocks of a block-diagonal H add up.
+and ∂/∂w = −Σ_h ∂/∂u_h, since only the ratios c/δ matter. The blocks of a block-diagonal H contribute separate terms.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from lapwing.operators import (
 Dimensions = tuple[Float[Tensor, " g"], Float[Tensor, "g g"]]  # γ and T
 
 _MOST_DENSE = 6_000  # parameters up to which a dense P⁻¹ is formed for the derivatives
-_N_PROBES = 32
-_MOST_KERNELS = 32  # groups up to which a kernel each is kept
+_N_PROBES = 32  # random vectors per estimate of T
+_MOST_KERNELS = 32  # groups up to which the kernel of each is stored
 
 
 class Spectrum(NamedTuple):
-    """Eigenvalues of H at unit dispersion whose eigenvectors lie within one group, and how often each counts."""
+    """Eigenvalues of H at unit dispersion whose eigenvectors lie within one group, and their multiplicities."""
 
     group: int
     eigenvalues: Float[Tensor, " k"]
@@ -41,26 +41,26 @@ class Spectrum(NamedTuple):
 
 
 class LogDet(ABC):
-    """log det(P P₀⁻¹) of some of the parameters."""
+    """log det(P P₀⁻¹), or the term of one block."""
 
     @abstractmethod
     def value(self, u: Float[Tensor, " g"], w: Scalar) -> Scalar: ...
 
     @abstractmethod
     def dimensions(self, u: Float[Tensor, " g"], w: Scalar) -> Dimensions:
-        """γ and T, to a relative error also where a group is switched off, γ ≪ 1."""
+        """γ and T, with small relative error also if a group is switched off (γ ≪ 1)."""
 
 
 @dataclass(frozen=True, eq=False)
 class SpectralLogDet(LogDet):
-    """Every eigenvector of H lies within one group: all is elementwise, with q = c λ/(c λ + δ)."""
+    """Every eigenvector of H lies within one group, so everything is elementwise, with q = c λ/(c λ + δ)."""
 
     eigenvalues: tuple[Float[Tensor, " _"], ...]  # of H at unit dispersion, by group
-    weights: tuple[Float[Tensor, " _"], ...]  # how often each counts
+    weights: tuple[Float[Tensor, " _"], ...]  # multiplicities
 
     @classmethod
     def of(cls, spectra: Sequence[Spectrum], n_groups: int, empty: Float[Tensor, " 0"]) -> SpectralLogDet:
-        """Those of many layers as one."""
+        """The spectra of several layers combined by group."""
         found = [[spectrum for spectrum in spectra if spectrum.group == g] for g in range(n_groups)]
         values = (torch.cat([empty, *(spectrum.eigenvalues for spectrum in own)]) for own in found)
         weights = (torch.cat([empty, *(spectrum.weights for spectrum in own)]) for own in found)
@@ -84,14 +84,14 @@ class SpectralLogDet(LogDet):
 
 @dataclass(frozen=True, eq=False)
 class KernelLogDet(LogDet):
-    """H = MᵀM with fewer rows than columns: log det B with B = I + Σ_g A_g, A_g = (c/δ_g) M E_g Mᵀ.
+    """H = MᵀM with fewer rows than columns: log det B, B = I + Σ_g A_g, A_g = (c/δ_g) M E_g Mᵀ.
 
-    γ_g = tr B⁻¹A_g and T_gh = tr B⁻¹A_g B⁻¹A_h.
+    γ_g = tr B⁻¹A_g and T_gh = tr B⁻¹A_g B⁻¹A_h, by the matrix determinant lemma.
     """
 
-    kernels: Float[Tensor, "k r r"]  # M E_g Mᵀ of the groups that have a part in H
+    kernels: Float[Tensor, "k r r"]  # M E_g Mᵀ of the groups with parameters in H
     groups: Int[Tensor, " k"]
-    estimates: bool = False  # T from random vectors: it is needed for the length of a step only
+    estimates: bool = False  # estimate T stochastically: it only affects the length of Newton steps
 
     def value(self, u: Float[Tensor, " g"], w: Scalar) -> Scalar:
         return 2 * self.factor(u, w).diagonal().log().sum()
@@ -100,6 +100,7 @@ class KernelLogDet(LogDet):
         return self.dimensions_of(self.factor(u, w), u, w)
 
     def dimensions_of(self, L: Float[Tensor, "r r"], u: Float[Tensor, " g"], w: Scalar) -> Dimensions:
+        """γ_g = tr B⁻¹A_g and T_gh = tr B⁻¹A_g B⁻¹A_h from the factor L of B."""
         inverse, scales = torch.cholesky_inverse(L), self._weights(u, w)
         own = scales * torch.einsum("ij,gij->g", inverse, self.kernels)
         gamma = torch.zeros_like(u).index_copy(0, self.groups, own)
@@ -114,7 +115,7 @@ class KernelLogDet(LogDet):
         return torch.einsum("gij,hji->gh", each, each)
 
     def _estimated(self, L: Tensor, scales: Float[Tensor, " k"], own: Float[Tensor, " k"]) -> Float[Tensor, "k k"]:
-        """E[y_gᵀy_h] with y_g = L⁻¹A_gL⁻ᵀ z: unbiased, positive semi-definite, at most γ_g on the diagonal."""
+        """E[y_gᵀy_h] with y_g = L⁻¹A_gL⁻ᵀ z: unbiased, positive semi-definite; its diagonal is limited to γ_g."""
         generator = torch.Generator().manual_seed(0)
         z = torch.randint(0, 2, (len(L), _N_PROBES), generator=generator).to(L) * 2 - 1
         z = torch.linalg.solve_triangular(L.T, z, upper=True)
@@ -137,7 +138,7 @@ class KernelLogDet(LogDet):
 
 @dataclass(frozen=True, eq=False)
 class DenseLogDet(LogDet):
-    """H as a matrix, through P⁻¹."""
+    """H as a dense matrix, by way of P⁻¹."""
 
     H: Float[Tensor, "p p"]  # at unit dispersion
     index: Int[Tensor, " p"]
@@ -156,8 +157,9 @@ class DenseLogDet(LogDet):
         return _factored(w.exp() * self.H + u.exp()[self.index].diag())
 
     def dimensions_of(self, cov: Float[Tensor, "p p"], u: Float[Tensor, " g"], w: Scalar) -> Dimensions:
+        """γ_g = Σ_{i ∈ g} Q_ii and T_gh = Σ_{i ∈ g, j ∈ h} Q_ij Q_ji, with Q = Σ c H and Σ = `cov`."""
         delta = u.exp()[self.index]
-        # Q = I − Σ diag δ; but 1 − Σ_ii δ_i loses all digits where δ is large, and (Σ c H)_ii does not.
+        # Q = I − Σ diag δ, but 1 − Σ_ii δ_i cancels where δ is large; (Σ c H)_ii does not.
         diagonal = w.exp() * (cov * self.H).sum(1)
         Q_squared = (delta[:, None] * cov**2 * delta).diagonal_scatter(diagonal**2)
         return self.sums(diagonal, u), self.pairs(Q_squared, u)
@@ -166,19 +168,19 @@ class DenseLogDet(LogDet):
         return torch.zeros_like(u).index_add(0, self.index, v)
 
     def pairs(self, M: Float[Tensor, "p p"], u: Tensor) -> Float[Tensor, "g g"]:
-        """Σ of M over each pair of groups."""
+        """Sum of the entries of M over each pair of groups."""
         rows = M.new_zeros(len(u), len(M)).index_add(0, self.index, M)
         return M.new_zeros(len(u), len(u)).index_add(1, self.index, rows)
 
 
 def _factored(B: Float[Tensor, "r r"]) -> Float[Tensor, "r r"]:
-    """L; NaN where B is lost in rounding, so that a line search does not go there."""
+    """The Cholesky factor L; NaN if B is not positive definite to rounding, which a line search then avoids."""
     L, info = torch.linalg.cholesky_ex(B)
     return torch.where(info == 0, L, torch.nan)
 
 
 def log_dets(H: Curvature, P0: GroupedDiagonal, *, estimates: bool = False) -> tuple[LogDet, ...] | None:
-    """The terms that log det(P P₀⁻¹) is the sum of; None where one of them is no closed form, or too dear."""
+    """Terms whose sum is log det(P P₀⁻¹); None if a term has no closed form or is too expensive."""
     found = list(_terms(H, P0, torch.arange(P0.n_groups, device=P0.index.device)))
     found = [replace(term, estimates=estimates) if isinstance(term, KernelLogDet) else term for term in found]
     spectra = [term for term in found if isinstance(term, Spectrum)]
@@ -200,7 +202,7 @@ def kernel_log_det(H: Curvature, P0: GroupedDiagonal, *, estimates: bool = False
 
 
 def _terms(H: Curvature, P0: GroupedDiagonal, groups: Int[Tensor, " g"]) -> Iterator[LogDet | Spectrum | None]:
-    """`groups` are the numbers, in the whole prior, of the groups of P₀."""
+    """`groups` are the numbers of P₀'s groups in the whole prior, as P₀ may be restricted to a block."""
     if P0.isotropic:
         yield Spectrum(int(groups), *H.weighted_spectrum())
     elif isinstance(H, BlockDiagonalCurvature):

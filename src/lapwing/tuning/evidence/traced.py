@@ -1,6 +1,6 @@
-"""The evidence where its derivatives are no closed forms: gradients by reverse mode, a Hessian of their differences.
+"""The evidence without closed-form derivatives: gradients by reverse mode, Hessian by finite differences of them.
 
-Several noise levels, split damping, the empirical Fisher, a Gaussian with fewer rows than weights.
+For several noise levels, split damping, the empirical Fisher, or a Gaussian with fewer rows than weights.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from lapwing.posterior import Posterior
 from lapwing.tuning.evidence.target import Target
 from lapwing.tuning.step import at
 
-_DIFFERENCE = 1e-5  # of a log; Newton's method loses as many digits of a step as the Hessian has wrong
+_DIFFERENCE = 1e-5  # step in a log; the error of the Hessian only affects the convergence of Newton's method
 
 
 @dataclass(frozen=True, eq=False)
 class TracedTarget(Target):
+    """Evaluates the evidence of a posterior with replaced hyperparameters."""
+
     posterior: Posterior
     tune_noise: bool
 
@@ -28,6 +30,7 @@ class TracedTarget(Target):
     def derivatives(
         self, u: Float[Tensor, " g"], w: Float[Tensor, " s"]
     ) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
+        """Gradient by reverse mode; Hessian by forward differences of it, symmetrised."""
         z, n = torch.cat([u, w]), len(u)
         gradient, H = self._gradient(z, n), z.new_zeros(len(z), len(z))
         for k, e in enumerate(torch.eye(len(z), dtype=z.dtype, device=z.device)[: None if self.tune_noise else n]):

@@ -1,1 +1,1 @@
-"""Prior scale, noise or temperature, and mean by held-out data."""
+"""Choose prior scale, noise or temperature, mean and link on held-out data."""

@@ -1,14 +1,14 @@
-"""The Gaussians over outputs at held-out inputs, for every candidate prior: one pass over them.
+"""Gaussians over outputs at held-out inputs, for every candidate prior, in one pass over the inputs.
 
-A posterior whose precisions are all multiplied by s has the outputs N(m, V_s) around one of these means m:
+With all precisions multiplied by s, a posterior has outputs N(m, V_s) with one of these means m:
 
-    the network's                    f
-    on the way to the linear mode    f + α J (θ_* − θ*),  α = ½ and 1
-    one Newton step of the data      f + J P_s⁻¹ ∇ log p(D | θ*): the mode of a prior centred on the network
-    one Newton step of the posterior f + α J P_s⁻¹ (∇ log p(D | θ*) − s P₀ (θ* − m₀)),  α = ¼, ½ and 1
+    the network's                         f
+    towards the linear model's mode       f + α J (θ_* − θ*),  α = ½ and 1
+    a Newton step of the log likelihood   f + J P_s⁻¹ ∇ log p(D | θ*): the mode for a prior centred at the network
+    a Newton step of the log posterior    f + α J P_s⁻¹ (∇ log p(D | θ*) − s P₀ (θ* − m₀)),  α = ¼, ½ and 1
 
-The step of the data tends to the network as s grows, the others do not. Jacobians are computed and rotated once, for
-all scales; some hundred inputs are enough to compare the scales.
+The step of the log likelihood tends to the network as s grows, the others do not. Jacobians are computed and rotated
+once for all scales. A few hundred inputs are enough to compare the scales.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 
 from lapwing._types import Float, Tensor
 from lapwing.data import Batches, ModelInput
-from lapwing.data.targets import encode_batch, lengthened
+from lapwing.data.targets import encode_batch, padded_labels
 from lapwing.errors import located
 from lapwing.likelihoods import Likelihood, Sites
 from lapwing.network.jacobian import Jacobian
@@ -33,13 +33,13 @@ from lapwing.runtime.progress import shown
 from lapwing.tuning.validation.scoring import Targets
 from lapwing.tuning.validation.some_outputs import MOST_CLASSES, MOST_SITES, chosen, reduced
 
-MOST_COMPARED = 256  # held-out inputs with a covariance for every scale
-_MOST_COVARIANCES = 1 << 25  # numbers: 256 MiB
+MOST_COMPARED = 256  # held-out inputs for which the covariance at every scale is computed
+_MOST_COVARIANCES = 1 << 25  # numbers in these covariances: 256 MiB
 
 
 @dataclass(frozen=True, eq=False)
 class Shift:
-    """Means along one way: their names with how far each goes, and θ − θ* at every scale (S, P) or at all (1, P)."""
+    """Means along one direction: their names and lengths, and θ − θ* for every scale (S, p) or for all (1, p)."""
 
     lengths: dict[str, float]
     weights: Float[Tensor, "s p"]
@@ -53,13 +53,13 @@ class HeldOut:
     """Means and covariances at some of the held-out inputs, for every scale of the prior."""
 
     f: Float[Tensor, "n t c"]
-    lengths: tuple[dict[str, float], ...]  # of every way, its means
-    moves: tuple[Float[Tensor, "_ n t c"], ...]  # J (θ − θ*) along every way, at every scale or once
+    lengths: tuple[dict[str, float], ...]  # names and lengths of the means, per direction
+    moves: tuple[Float[Tensor, "_ n t c"], ...]  # J (θ − θ*) per direction, for every scale or once
     covs: Float[Tensor, "s n t c c"]
-    rest: Float[Tensor, "n t r"]  # logits of classes without a covariance, where a datum has many outputs
+    rest: Float[Tensor, "n t r"]  # logits of classes whose covariance is not computed
     y: Any  # the targets as given
     sites: Sites
-    likelihood: Likelihood  # as it reads these targets
+    likelihood: Likelihood  # for targets in this form
 
     @classmethod
     def of(
@@ -71,22 +71,23 @@ class HeldOut:
         most: int,
         progress: bool | None,
     ) -> HeldOut:
-        """One pass over the held-out data, of which at most so many are taken, spread evenly over the batches.
+        """One pass over the held-out data, using at most `most` of them, spread evenly over the batches.
 
-        Without precisions, of the network alone.
+        Without precisions, for the network alone.
         """
         sites, likelihood, n_terms = posterior.sites, posterior.likelihood, 0
-        if posterior.averages_functions:  # fewer terms of every datum where there are many data
-            n_terms = min(MOST_SITES, max(1, round(most / _about(data, most))))
+        if posterior.averages_functions:  # fewer likelihood terms per datum if there are many data
+            n_terms = min(MOST_SITES, max(1, round(most / _expected_number(data, most))))
             sites, likelihood = Sites((n_terms, MOST_CLASSES)), reduced(likelihood)
         pieces: list[_Piece] = []
         most = min(most, max(1, _MOST_COVARIANCES // (max(1, len(precisions)) * sites.t * sites.c**2)))
-        for number, x, y in _some(posterior, data, -(-most // distributed.world()), progress):
-            y = lengthened(y, posterior.likelihood, posterior.sites)
+        for number, x, y in _some(posterior, data, -(-most // distributed.world_size()), progress):
+            y = padded_labels(y, posterior.likelihood, posterior.sites)
             with located(f"validation, batch {number}"):
                 of_these = _of_some_outputs if n_terms else _of_batch
                 pieces += list(of_these(posterior, x, y, precisions, shifts, n_terms))
-        pieces = [piece for each in distributed.gathered(pieces) for piece in each]  # held-out data are spread as well
+        # Held-out data are sharded over ranks as well.
+        pieces = [piece for each in distributed.gathered(pieces) for piece in each]
         f_, moves_, covs_, rest, ys = zip(*pieces, strict=True)
         joined = tuple(torch.cat(list(each), 1) for each in zip(*moves_, strict=True))
         lengths, f = tuple(shift.lengths for shift in shifts), torch.cat(f_)
@@ -107,11 +108,11 @@ class HeldOut:
 
     @property
     def alone(self) -> SiteGaussian:
-        """The network's outputs, without a covariance."""
+        """The network's outputs with zero covariance."""
         return SiteGaussian(self.f, self.f.new_zeros(*self.f.shape, self.f.shape[-1]))
 
     def gaussian(self, mean: str, scale_index: int) -> SiteGaussian:
-        """The outputs around one of the means, under the prior at one of the scales."""
+        """The Gaussian over outputs with one of the means, under the prior at one of the scales."""
         for lengths, moves in zip(self.lengths, self.moves, strict=True):
             if mean in lengths:
                 move = lengths[mean] * moves[min(scale_index, len(moves) - 1)]
@@ -140,7 +141,7 @@ def _of_batch(
 def _of_some_outputs(
     posterior: Posterior, x: ModelInput, y: Any, precisions: list[Precision], shifts: list[Shift], n_terms: int
 ) -> Iterator[_Piece]:
-    """The same at some outputs of each datum; the mean is the network's."""
+    """The same at some outputs of each datum; only the network's mean is available."""
     f = posterior.linearised.outputs(x).double()
     all_of_them = chosen(posterior.likelihood, f, y, posterior.sites, n_terms)
     if not precisions:
@@ -161,25 +162,26 @@ def _no_covariance(f: Float[Tensor, "n t c"]) -> Float[Tensor, "1 n t c c"]:
     return f.new_zeros(1, *f.shape, f.shape[-1])
 
 
-def _about(data: Batches, most: int) -> int:
-    """How many data are taken: all, as far as their number can be told, or as many as are allowed."""
+def _expected_number(data: Batches, most: int) -> int:
+    """An estimate of how many data will be used."""
     n_batches = len(data)
-    return min(most, data.first_of_all()[0].n * n_batches * distributed.world()) if n_batches else most
+    return min(most, data.first_on_any_rank()[0].n * n_batches * distributed.world_size()) if n_batches else most
 
 
 def some_inputs(posterior: Posterior, data: Batches, most: int) -> Iterator[tuple[ModelInput, Any]]:
-    """At most so many of the held-out inputs with their targets as given, spread evenly over the batches."""
-    return ((x, y) for _, x, y in _some(posterior, data, -(-most // distributed.world()), False))
+    """At most `most` of the held-out inputs with their targets, spread evenly over the batches."""
+    return ((x, y) for _, x, y in _some(posterior, data, -(-most // distributed.world_size()), False))
 
 
 def _some(
     posterior: Posterior, data: Batches, most: int, progress: bool | None
 ) -> Iterator[tuple[int, ModelInput, Any]]:
-    """The first inputs of every batch, as many of each; all of them are checked."""
+    """The first inputs of every batch, equally many of each. All batches are validated."""
     n_batches, left = len(data), most
     for number, (x, y) in enumerate(shown(data, total=n_batches, what="held-out data", progress=progress)):
         with located(f"validation, batch {number}"):
-            x, _ = encode_batch(posterior.given(x), y, posterior.likelihood, posterior.sites)  # refuses bad targets
+            # Raises for invalid targets.
+            x, _ = encode_batch(posterior.given(x), y, posterior.likelihood, posterior.sites)
             share = -(-left // max(1, n_batches - number)) if n_batches else left
             n = min(x.n, share)
             left -= n
@@ -196,7 +198,7 @@ def _covariances(precisions: list[Precision], J: Jacobian, sites: Sites) -> Floa
 
 
 def scaled(posterior: Posterior, s: float) -> Posterior:
-    """All precisions times s."""
+    """The posterior with all precisions multiplied by s."""
     if s == 1.0:
         return posterior
     return posterior.with_prior(posterior.prior.with_precisions(posterior.prior.precisions.detach() * s))

@@ -1,1 +1,1 @@
-"""Whole jobs: train, fit, tune and predict with default arguments, beside what a user would do instead."""
+"""End-to-end jobs: train, fit, tune and predict with default arguments, compared with alternatives."""

@@ -1,6 +1,6 @@
-"""One job in this process: python -m lapwing_studies.bench.jobs NAME --data DIR --limit 300 --alone
+"""Run one job in this process: python -m lapwing_studies.bench.jobs NAME --data DIR --limit 300 --alone
 
-Prints the record as one line of JSON; with --every a line after every phase, of which the last is the whole.
+Prints the record as one line of JSON; with --every one line after each phase, of which the last is complete.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _silent(record: Any) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """NaN and infinity are not JSON: None."""
+    """NaN and infinity become None, as JSON has neither."""
     if isinstance(value, dict):
         return {key: _finite(entry) for key, entry in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What a user would do instead: nothing, one temperature, five networks, or dropout left on."""
+"""Baselines: the plain network, temperature scaling, a deep ensemble of five, and Monte Carlo dropout."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ DROPOUT = 0.1
 
 @dataclass(frozen=True, eq=False)
 class Rivals:
-    """The methods in turn, each within `limit` CPU seconds; their noise or temperature comes from the same held-out
-    rows as Lapwing's, except for the network alone."""
+    """The baselines, each limited to `limit` CPU seconds. Their noise or temperature is chosen on the same held-out
+    rows as Lapwing's; the plain network uses none."""
 
     job: Job
     cut: Cut
@@ -56,14 +56,14 @@ class Rivals:
         return self._nll([(self._test(self.trained.model), scale)]), f"{scale:.3g} by held-out rows"
 
     def ensemble(self) -> tuple[float, str]:
-        """The network and four more from other seeds; the mean of their densities."""
+        """The network and four more with other seeds; the mean of their densities."""
         models = [self.trained.model]
         models += [self._trained_anew(0.0, seed) for seed in range(1, N_NETWORKS)]
         members = [(self._test(model), self._member_scale(model)) for model in models]
         return self._nll(members), f"{N_NETWORKS - 1} more trainings"
 
     def dropout(self) -> tuple[float, str]:
-        """Thirty passes with dropout on; of the network itself, or of a variant that is trained with it."""
+        """Thirty passes with dropout on, of the network itself or of a variant trained with dropout."""
         own = self.job.has_dropout
         model = self.trained.model if own else self._trained_anew(DROPOUT, 0)
         with dropping(model), torch.random.fork_rng(devices=[]):
@@ -76,7 +76,7 @@ class Rivals:
         )
 
     def _member_scale(self, model: nn.Module) -> float:
-        """The noise of a number from the held-out rows; classes keep the network's own temperature, 1."""
+        """Regression: the noise from the held-out rows. Classification: the network's own temperature, 1."""
         return self.job.kind.trained_scale(outputs(model, self.cut.held_out), self.cut.held_out.y)
 
     def _held_out_scale(self, model: nn.Module) -> float:
@@ -109,7 +109,7 @@ def outputs(model: nn.Module, rows: Rows) -> Tensor:
 
 @contextmanager
 def dropping(model: nn.Module) -> Iterator[None]:
-    """Dropout on, everything else (BatchNorm) in evaluation mode; evaluation mode again afterwards."""
+    """Dropout in training mode, all other modules in evaluation mode; evaluation mode again afterwards."""
     for layer in _drops(model):
         layer.train()
     try:

@@ -1,4 +1,4 @@
-"""CPU seconds and peak memory of a piece of work, and a limit on the first."""
+"""Measure CPU seconds and peak memory, and limit the CPU seconds."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ T = TypeVar("T")
 
 
 class OutOfTime(BaseException):
-    """Not an Exception: code that catches those must not catch this."""
+    """A BaseException, so that `except Exception` does not catch it."""
 
 
 @contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
-    """Raise OutOfTime after so many CPU seconds of this process, at the next step of the interpreter."""
+    """Raise OutOfTime after so many CPU seconds of this process, between two bytecode instructions."""
 
     def stop(*_: object) -> None:
         raise OutOfTime
@@ -38,7 +38,7 @@ def cpu_limit(seconds: float) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Meter:
-    """`imported_mib` is what the process held after its imports: every peak is counted above it."""
+    """`imported_mib`: the memory after imports, above which peaks are measured."""
 
     imported_mib: float | None
 
@@ -47,7 +47,7 @@ class Meter:
         return Meter(resident_mib())
 
     def measured(self, work: Callable[[], T]) -> tuple[T, Phase]:
-        """Run once, without a warm-up."""
+        """Run once, without warm-up."""
         results: list[T] = []
         seconds: list[float] = []
 
@@ -62,9 +62,9 @@ class Meter:
 
 
 def unit_seconds(work: Callable[[], object]) -> float:
-    """Median of three rounds after one that is not counted; one of more than ten seconds is run once.
+    """Median of three rounds after a warm-up; a single round if it takes more than ten seconds.
 
-    A short one is repeated until a round takes a tenth of a second: the CPU clock of some systems ticks every 10 ms.
+    Short work is repeated until a round takes 0.1 s, as the CPU clock of some systems has a resolution of 10 ms.
     """
     first = seconds_of(work)
     if first > 10:

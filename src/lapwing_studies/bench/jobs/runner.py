@@ -1,4 +1,4 @@
-"""Every job in a process of its own; whatever becomes of it is a record."""
+"""Run every job in its own process; failures become records."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _record(job: Job, data: Path | None, limit: float) -> JobRecord:
 
 
 def _last(job: Job, told: str, ended: str) -> JobRecord:
-    """What the process told last; a process that died keeps its phases, and the note says how it ended."""
+    """The last record that the process printed; after a crash it has the phases so far, and a note."""
     lines = [line for line in told.splitlines() if line.startswith("{")]
     record: Any = json.loads(lines[-1]) if lines else blank(job.name, job.described)
     record["note"] = "; ".join(part for part in (record["note"], ended) if part)

@@ -1,4 +1,4 @@
-"""AG News and a small encoder for it: the commonest words, learnt positions, two blocks, the mean over words."""
+"""AG News and a small transformer encoder: common words, learnt positions, two blocks, mean pooling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ PADDING, UNKNOWN = 0, 1
 
 
 def ag_news(folder: DataFolder) -> Cut:
-    """5,000 rows to train, 500 held out, 2,000 tested, all from the published test part; words of the training rows."""
+    """5,000 training rows, 500 held out, 2,000 tested, all from the published test part; vocabulary of the training
+    rows."""
     title, description, y = folder.arrays("ag_news_test", ["title", "description", "y"])
     texts = [_words(f"{a.decode()} {b.decode()}") for a, b in zip(title.tolist(), description.tolist(), strict=True)]
     rows = Rows(torch.arange(len(texts)), torch.as_tensor(y).long())

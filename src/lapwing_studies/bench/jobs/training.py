@@ -1,4 +1,4 @@
-"""Mini-batch Adam with a cosine schedule, on rows of any kind; kept weights are not trained again."""
+"""Train with mini-batch Adam and a cosine schedule; stored weights are not trained again."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from lapwing_studies.reproduce.training import Recipe
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A network in evaluation mode and the CPU seconds its training took."""
+    """A network in evaluation mode, and the CPU seconds of its training."""
 
     model: nn.Module
     seconds: float
 
 
 def train(build: Callable[[], nn.Module], rows: Rows, kind: Kind, recipe: Recipe, *, seed: int = 0) -> Trained:
-    """Weights, order of the rows and dropout all follow from the seed; torch's global state is the same afterwards."""
+    """Weights, order of rows and dropout depend on the seed only; torch's global random state is restored."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build()
@@ -42,7 +42,7 @@ def _steps(model: nn.Module, rows: Rows, kind: Kind, recipe: Recipe) -> None:
     optimiser = torch.optim.Adam(trainable, lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(1, recipe.n_epochs))
     for _ in range(recipe.n_epochs):
-        # Parts of nearly equal sizes: a last batch of one row has no batch statistics.
+        # Parts of nearly equal size: BatchNorm fails on a last batch of one row.
         for chosen in torch.randperm(len(rows)).tensor_split(max(1, round(len(rows) / recipe.batch_size))):
             optimiser.zero_grad()
             batch = rows[chosen]
@@ -53,12 +53,12 @@ def _steps(model: nn.Module, rows: Rows, kind: Kind, recipe: Recipe) -> None:
 
 @dataclass(frozen=True)
 class Shelf:
-    """A folder of trained networks; `None` keeps nothing."""
+    """A folder of trained networks; None stores nothing."""
 
     folder: Path | None
 
     def trained(self, name: str, build: Callable[[], nn.Module], train_it: Callable[[], Trained]) -> Trained:
-        """From the folder where it is kept, else trained; `seconds` are those of the training either way."""
+        """Load from the folder, or train; `seconds` are those of the training in both cases."""
         if self.folder is None:
             return train_it()
         path = self.folder / f"{name}.pt"

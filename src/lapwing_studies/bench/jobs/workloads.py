@@ -1,4 +1,4 @@
-"""The jobs: data, a network, how it is trained, and what its error bars may cost."""
+"""The jobs: data, network, training, and goals for the cost of error bars."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from lapwing_studies.reproduce.training import Recipe
 
 @dataclass(frozen=True)
 class Goals:
-    """What fit and tune together may cost, in units of the training or of a gradient epoch; forwards an input; MiB."""
+    """Goals for the cost of fit and tune, in units of the training or of a gradient epoch; forward passes per input;
+    MiB."""
 
     trainings: float | None = None
     gradient_epochs: float | None = None
@@ -34,7 +35,7 @@ class Goals:
 
 @dataclass(frozen=True)
 class Job:
-    """`network` takes the share of dropped activations. `rivals` are the alternatives that are affordable here."""
+    """`network` is called with the dropout rate. `rivals` are the baselines that are affordable for this job."""
 
     name: str
     described: str
@@ -46,9 +47,9 @@ class Job:
     goals: Goals
     files: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
-    options: dict[str, Any] = field(default_factory=dict)  # of lw.fit; none unless the job is about one
-    has_dropout: bool = False  # the network itself drops activations when it is trained
-    dropout_variant: bool = True  # a variant with dropout is cheap enough to train
+    options: dict[str, Any] = field(default_factory=dict)  # options of lw.fit, if the job is about one
+    has_dropout: bool = False  # the network is trained with dropout
+    dropout_variant: bool = True  # a variant with dropout is affordable
     ensemble: bool = True
     tuned: bool = True
 
