@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lapwing.cli.app import app
-from lapwing.cli.reproduce import Asked
+from lapwing.cli.reproduce import Options
 from lapwing.errors import InputError
 from lapwing_studies.reproduce import claims, registry
 from lapwing_studies.reproduce.claims import Claim
@@ -54,10 +54,10 @@ def test_what_cannot_be_run_is_refused(words: list[str], said: str, tmp_path: Pa
 
 
 def test_quick_is_a_tier() -> None:
-    asked = Asked("immer2021-uci", None, Path(), True, None, False)
+    asked = Options("immer2021-uci", None, Path(), True, None, False)
     assert asked.level == "quick" and asked.n_seeds == 3
     assert asked.command == "lapwing reproduce immer2021-uci --tier quick"
-    assert Asked("immer2021-uci", None, Path(), False, None, False).n_seeds == 10
+    assert Options("immer2021-uci", None, Path(), False, None, False).n_seeds == 10
 
 
 def test_all_passes_over_what_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,12 +220,12 @@ def reproduce(
     if table is None:
         raise InputError("Name a study, or all: lapwing reproduce STUDY. `lapwing reproduce --list` has their names.")
     _need("demo", matplotlib="matplotlib", jinja2="jinja2", sklearn="scikit-learn", PIL="pillow")
-    asked = command.Asked(table, data, out, quick, seeds, again, tier)
+    options = command.Options(table, data, out, quick, seeds, again, tier)
     if table == command.ALL:
-        rows = command.reproduced_all(asked)
+        rows = command.run_all(options)
         typer.echo(json.dumps(rows)) if as_json else command.show_all(rows)
         return
-    record, page, path = command.reproduced(asked)
+    record, page, path = command.run_study(options)
     if as_json:
         typer.echo(json.dumps(record))
     else:

@@ -23,7 +23,7 @@ ALL = "all"
 
 
 @dataclass(frozen=True)
-class Asked:
+class Options:
     """The options of the command. `--quick` is another way to write `--tier quick`."""
 
     table: str
@@ -59,19 +59,19 @@ class Asked:
         return " ".join(words)
 
 
-def reproduced(asked: Asked) -> tuple[Any, StudyPage, Path]:
+def run_study(options: Options) -> tuple[Any, StudyPage, Path]:
     """Run what has not been run; write record.json, claims.json, report.html, picture.png and tables.md."""
     from lapwing_studies.report.study import markdown, write_study
     from lapwing_studies.reproduce.claims import kept
 
-    entry = asked.entry
-    record = entry.study.run(study(asked))
-    page, folder = entry.report.page(record, asked.command), asked.out / asked.table
+    entry = options.entry
+    record = entry.study.run(study(options))
+    page, folder = entry.report.page(record, options.command), options.out / options.table
     path = write_study(page, folder / "report.html")
     entry.report.picture(record, folder / "picture.png")
     _write_json(record, folder / "record.json")
     if (claims := entry.claims) is not None:
-        rows = kept(entry.name, entry.paper, asked.level, asked.n_seeds, asked.command, claims.claims(record))
+        rows = kept(entry.name, entry.paper, options.level, options.n_seeds, options.command, claims.claims(record))
         _write_json(rows, folder / "claims.json", indent=1)
     tables = "\n\n".join(f"{table.title}\n\n{markdown(table)}" for table in page.tables)
     (folder / "tables.md").write_text(tables + "\n", encoding="utf-8")
@@ -83,31 +83,31 @@ def _write_json(value: Any, path: Path, *, indent: int | None = None) -> None:
     path.write_text(text + "\n", encoding="utf-8")
 
 
-def study(asked: Asked) -> Study:
+def study(options: Options) -> Study:
     from lapwing_studies.reproduce.effort import of_tier
     from lapwing_studies.reproduce.folder import DataFolder
     from lapwing_studies.reproduce.store import Store
     from lapwing_studies.reproduce.study import Study
 
-    if asked.data is not None and not asked.data.is_dir():
-        raise InputError(f"--data {asked.data} is not a folder.")
-    asked.entry.cost(asked.level)  # refuses a tier that the study does not have
-    if asked.n_seeds < 1:
-        raise InputError(f"--seeds must be at least 1, got {asked.n_seeds}.")
-    folder, store = DataFolder(asked.data), Store(asked.out / asked.table)
-    return Study(folder, store, of_tier(asked.level), asked.n_seeds, again=asked.again)
+    if options.data is not None and not options.data.is_dir():
+        raise InputError(f"--data {options.data} is not a folder.")
+    options.entry.cost(options.level)  # refuses a tier that the study does not have
+    if options.n_seeds < 1:
+        raise InputError(f"--seeds must be at least 1, got {options.n_seeds}.")
+    folder, store = DataFolder(options.data), Store(options.out / options.table)
+    return Study(folder, store, of_tier(options.level), options.n_seeds, again=options.again)
 
 
-def reproduced_all(asked: Asked) -> list[dict[str, str]]:
+def run_all(options: Options) -> list[dict[str, str]]:
     """Every study in turn; one that cannot run here (data or packages that are missing) is reported and passed over."""
     from lapwing_studies.reproduce.registry import STUDIES
 
     rows = []
     for entry in STUDIES:
-        if asked.level not in entry.tiers:
+        if options.level not in entry.tiers:
             continue
         try:
-            _, _, path = reproduced(replace(asked, table=entry.name))
+            _, _, path = run_study(replace(options, table=entry.name))
             rows.append({"study": entry.name, "page": str(path.resolve()), "problem": ""})
         except LapwingError as error:
             rows.append({"study": entry.name, "page": "", "problem": str(error)})

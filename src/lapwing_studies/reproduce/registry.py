@@ -19,10 +19,10 @@ ANTORAN_2023 = "Antorán et al. (2023)"
 DAXBERGER = "Daxberger et al. (2021)"
 FOONG = "Foong et al. (2019)"
 IMMER = "Immer, Korzepa and Bauer (2021)"
-IMMER_2021B = "Immer, Bauer, Fortuin, Rätsch and Khan (2021)"
-LINEARISED_DIP = "Antorán et al. (2022), tomography"
-TUTORIAL = "Hernández-Lobato, tutorial"
+LINEARISED_DIP = "Antorán, Barbano et al. (2022)"
+MARGLIK = "Immer, Bauer, Fortuin, Rätsch and Khan (2021)"
 UNLU = "Unlu and Aitchison"
+TUTORIAL = "Hernández-Lobato, tutorial"
 OWN = "a goal of Lapwing"
 
 
@@ -92,6 +92,8 @@ STUDIES = (
           _tiers(Cost(1, MINUTES), Cost(1, MINUTES))),
     Entry("step", "why sampled weights underfit", IMMER, "nothing", "step",
           _tiers(Cost(1, "seconds"), Cost(1, "seconds"))),
+    Entry("uci-regression", "regression on standard and gap splits of UCI sets", FOONG, FOLDER, "uci_regression",
+          _tiers(Cost(1, MINUTES), Cost(20, "an hour"), Cost(20, HOURS)), claims_in="uci_regression_claims"),
     Entry("antoran2022", "the evidence at the linear mode and at the trained weights", ANTORAN_2022, EITHER, "antoran",
           _tiers(Cost(1, MINUTES), Cost(3, HALF_HOUR))),
     Entry("batchnorm-1d", "the evidence of a batch-normed network", ANTORAN_2022, "nothing", "batchnorm",
@@ -102,9 +104,9 @@ STUDIES = (
           _tiers(Cost(1, MINUTES), Cost(1, "an hour"))),
     Entry("ct", "error bars of reconstructed images", LINEARISED_DIP, FOLDER, "ct",
           _tiers(Cost(1, MINUTES), Cost(1, HOURS), Cost(1, DAYS))),
-    Entry("variational-laplace", "Variational Laplace against MAP and mean field", UNLU, EITHER, "variational",
-          _tiers(Cost(1, MINUTES), Cost(3, HOURS), Cost(1, DAYS))),
-    Entry("marglik", "hyperparameters by the evidence during training", IMMER_2021B, EITHER, "marglik",
+    Entry("variational-laplace", "training by Variational Laplace, mean field and MAP over temperatures", UNLU, EITHER,
+          "variational", _tiers(Cost(1, MINUTES), Cost(3, HOURS), Cost(3, DAYS))),
+    Entry("marglik", "training with the evidence against a grid of priors", MARGLIK, EITHER, "marglik",
           _tiers(Cost(1, MINUTES), Cost(1, HOURS), Cost(1, DAYS))),
     Entry("fisher", "exact or sampled curvature", OWN, EITHER, "fisher",
           _tiers(Cost(1, MINUTES), Cost(1, HALF_HOUR))),

@@ -89,7 +89,7 @@ def parts(precision: Precision, dtype: torch.dtype) -> list[tuple[slice, Part]]:
 
 
 def _part(P: Precision, dtype: torch.dtype) -> Part:
-    if not P.of_weights:
+    if not P.has_weights:
         raise StructureError("export: outputs that share no weights are not written out.")
     if isinstance(P, DiagonalPrecision):
         return Diagonal(P, dtype)

@@ -49,7 +49,7 @@ class Classes(nn.Module):
         self.binary = isinstance(posterior.likelihood, Bernoulli)
         if posterior.sites.t > 1 or (self.binary and posterior.linearised.k > 1):
             raise StructureError(
-                f"export: one label per input is known; a datum has outputs {posterior.linearised.datum_shape}."
+                f"export: one label per input is exported; these outputs are {posterior.linearised.datum_shape} each."
             )
         if posterior.linearised.k > _MOST_CLASSES:
             raise StructureError(
