@@ -287,3 +287,13 @@ def test_the_evidence_search_recovers_the_noise() -> None:
     found = maximise(Evidence(prior, prior.grams(rows), y))
     assert found.noise_var**0.5 == pytest.approx(0.7, rel=0.15)
     assert float(found.eta.exp()) == pytest.approx(0.25, rel=0.5)
+
+
+@pytest.mark.parametrize("prior", ["blocks", "one", "g"])
+def test_data_without_noise(prior: str) -> None:
+    """Nothing bounds the noise from below but rounding: the search must not fall over."""
+    A = lw.imaging.blur(N, 0.8)
+    network = lw.imaging.UNet((3, 4), skips=1, seed=1)
+    r = lw.imaging.reconstruct(A, A(torch.eye(N)), network=network, steps=20, tv=1e-4, progress=False)
+    post = lw.imaging.posterior(r, prior=prior, progress=False)
+    assert 0 < post.noise_std < 1 and bool(torch.isfinite(post.std).all())

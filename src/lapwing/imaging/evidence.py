@@ -59,8 +59,9 @@ class Evidence:
 
     def covariance(self, eta: Float[Tensor, " q"], log_noise: Scalar) -> Float[Tensor, "m m"]:
         """K."""
-        K = (self.prior.coefficients(eta) @ self.grams.flatten(1)).reshape(self.m, self.m)
-        return K + log_noise.exp() * torch.eye(self.m, dtype=K.dtype)
+        K = self.prior.coefficients(eta) @ self.grams.flatten(1)
+        K[:: self.m + 1].add_(log_noise.exp())  # the diagonal, in place: a copy would take as long as the sum
+        return K.reshape(self.m, self.m)
 
     @property
     def noise_bounds(self) -> tuple[float, float]:
@@ -158,7 +159,14 @@ def _climbed(
 
     def closure() -> Tensor:
         optimiser.zero_grad()
-        loss = evidence.loss(*split(at))
+        try:
+            loss = evidence.loss(*split(at))
+        except NumericalError:  # the line search went where K cannot be factorised: a slope back to the best
+            if not history:
+                raise
+            loss = best[0] + 1.0 + (at - best[1]).square().sum()
+            loss.backward()
+            return loss
         loss.backward()
         history.append(float(loss.detach()))
         if history[-1] < best[0]:

@@ -9,6 +9,7 @@ from lapwing.imaging.operator import Operator
 
 _MOST, _HALF = 0.45, 1.2  # of `automatic`: they fit the published table, see there
 _MOST_ROWS = 600  # measurements that the noise is estimated from
+_FEWEST_ROWS, _ROW_FLOATS = 50, 1 << 25  # of large images fewer
 _LENGTHS = (0.7, 1.5, 3.0, 6.0)  # pixels
 _RATIOS = torch.logspace(-8, 1, 91, dtype=torch.float64)  # of the noise's variance to the signal's
 
@@ -37,7 +38,8 @@ class NoiseModel:
 
     def __init__(self, A: Operator, y: Tensor) -> None:
         flat = y.reshape(-1).double()
-        step = -(-len(flat) // _MOST_ROWS)
+        most = min(_MOST_ROWS, max(_FEWEST_ROWS, _ROW_FLOATS // A.linear.d))
+        step = -(-len(flat) // most)
         self.rows = torch.arange(0, len(flat), step)
         self.y = flat[self.rows]
         self.A = self._matrix(A, len(flat))

@@ -189,7 +189,7 @@ def _step(make: Callable[..., Any] | None, **options: Any) -> Callable[[Workload
 
 def _marglik_epoch(w: Workload) -> Timed:
     """An epoch with one update of 10 steps; the unit is a plain epoch with the fit that the update needs."""
-    data, options = list(w.batches), {"epochs": 1, "lr": 1e-4, "progress": False}
+    data, options = list(w.batches), dict[str, Any](epochs=1, lr=1e-4, progress=False)
 
     def with_evidence() -> None:
         lw.train.marglik(deepcopy(w.model), data, w.likelihood, steps=10, fisher="mc", **options)

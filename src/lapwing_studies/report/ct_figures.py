@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import NullFormatter
 
 from lapwing_studies.report.figures import Figure, panel
 from lapwing_studies.report.palette import GLM, INK, MAP, MUTED, PAPER, STYLE
@@ -66,9 +67,13 @@ def others(found: Sequence[OtherRun]) -> Figure:
 def by_angles(runs: Sequence[CtRun]) -> Figure:
     return Figure(
         "angles",
-        "Uncertainty falls as angles are added",
+        "Uncertainty by the number of angles",
         "Mean standard deviation and mean absolute error against the number of angles.",
-        (panel("angles", "Mean standard deviation by number of angles.", partial(_angles, runs=runs)),),
+        (
+            panel(
+                "angles", "Mean standard deviation by number of angles.", partial(_angles, runs=runs), shape=(9.0, 3.4)
+            ),
+        ),
     )
 
 
@@ -88,9 +93,10 @@ def _image(ax: Axes, values: np.ndarray, title: str, limits: tuple[float, float]
     aspect: Literal["auto", "equal"] = "auto" if title == "measurements" else "equal"
     ax.imshow(values, vmin=low, vmax=high, cmap=colours, interpolation="nearest", aspect=aspect)
     ax.set(xticks=[], yticks=[])
+    ax.set_box_aspect(values.shape[0] / values.shape[1] if aspect == "equal" else 1)
     ax.grid(visible=False)
     ax.spines[:].set_visible(False)
-    ax.set_title(title, fontsize=11)
+    ax.set_title(title, fontsize=10)
 
 
 def _pairs(runs: Sequence[CtRun]) -> tuple[np.ndarray, np.ndarray]:
@@ -105,6 +111,7 @@ def _scatter(ax: Axes, runs: Sequence[CtRun]) -> None:
     ax.plot(ends, ends, color=INK, linewidth=1.2)
     ax.plot(ends, [2 * e for e in ends], color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
     ax.set(xlabel="standard deviation", ylabel="absolute error", ylim=(1e-5, 2))
+    ax.xaxis.set_minor_formatter(NullFormatter())
     ax.set_title("error and its bar (lines: 1 and 2)")
 
 
