@@ -83,6 +83,7 @@ FACTS: list[tuple[str, str, tuple[str, ...], Callable[[float], str]]] = [
     ("evidence.md", "the first {} training data", ("MOST_CHECKED",), grouped),
     ("evidence.md", "more than {} variables", ("MOST_DIFFERENCES",), grouped),
     ("evidence.md", "The default budget of {} passes", ("DEFAULT_PASSES",), lambda n: {6: "six"}[int(n)]),
+    ("evidence.md", "it is up to {} passes", ("MOST_DEFAULT_PASSES", "design"), grouped),
     ("reproduce-fisher.md", "more than {} gradient epochs", ("MOST_EPOCHS", "kind"), grouped),
     ("refinement.md", "weights or outputs number at most {}", ("MOST_SOLVED", "laplace"), grouped),
     ("refinement.md", "refuses above {}", ("MOST_SOLVED", "covariances"), grouped),
@@ -124,10 +125,10 @@ def test_every_error_has_a_row():
 
 
 def test_studies_that_the_pages_name_exist():
-    from lapwing.cli.reproduce import TableName
+    from lapwing_studies.reproduce.registry import names
 
     pages = [*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"]
     named = {
         name for page in pages for name in re.findall(r"lapwing reproduce\s+([a-z][\w-]+)", page.read_text("utf-8"))
     }
-    assert named and named - {table.value for table in TableName} - {"and"} == set()
+    assert named and named - {*names(), "all", "and"} == set()

@@ -15,7 +15,7 @@ from typing import Any
 
 GLOSSARY = Path(__file__).parent.parent / "docs" / "glossary.md"
 
-# What is left alone: code, headings, comments and tags, images and links.
+# What is left alone: code, headings, comments and tags, images and links, and words that mean something else.
 _PROTECTED = re.compile(
     r"^(?P<fence>```+|~~~+).*?^(?P=fence)[ \t]*$"
     r"|^(?: {4}|\t)[^\n]*$"
@@ -25,7 +25,8 @@ _PROTECTED = re.compile(
     r"|`+[^`\n]+`+"
     r"|<!--.*?-->"
     r"|<[^>\n]+>"
-    r"|!?\[(?:[^\[\]]|\[[^\]]*\])*\]\((?:[^()\"]|\"[^\"]*\")*\)",
+    r"|!?\[(?:[^\[\]]|\[[^\]]*\])*\]\((?:[^()\"]|\"[^\"]*\")*\)"
+    r"|(?:half|single|double|floating-point)\s+precision|precision of what",  # of numbers, not of a Gaussian
     re.MULTILINE | re.DOTALL,
 )
 

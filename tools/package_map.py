@@ -48,6 +48,7 @@ ORDER = [
     "lightning",
     "transformers",
     "botorch",
+    "compat",
     "cli",
     "bench",
 ]

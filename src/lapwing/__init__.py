@@ -38,6 +38,7 @@ from lapwing.errors import (
     StorageError,
     StructureError,
 )
+from lapwing.integrations.export import export
 from lapwing.likelihoods import (
     Bernoulli,
     Categorical,
@@ -118,6 +119,7 @@ __all__ = [
     "compare",
     "conformal",
     "exact_hessian",
+    "export",
     "fit",
     "from_samples",
     "imaging",

@@ -107,6 +107,7 @@ def test_two_classes_give_log_odds_and_classes_can_be_balanced():
     assert plain.predict_proba(X)[:, 1].mean() < 0.2 < balanced.predict_proba(X)[:, 1].mean()
 
 
+@pytest.mark.slow  # starts processes
 def test_pipelines_searches_folds_and_calibration():
     X, y = load_diabetes(return_X_y=True)
     scores = cross_val_score(
@@ -134,9 +135,15 @@ class Narrow(nn.Sequential):
         super().__init__(nn.Linear(n_features, 7), nn.Tanh(), nn.Linear(7, n_outputs))
 
 
-@pytest.mark.parametrize(
-    "module", [Narrow, Narrow(), lambda d, c: Narrow(d), lambda: Narrow(2), NeuralNetRegressor(Narrow)]
-)
+def of_sizes(n_features, n_outputs):
+    return Narrow(n_features, n_outputs)
+
+
+def of_nothing():
+    return Narrow()
+
+
+@pytest.mark.parametrize("module", [Narrow, Narrow(), of_sizes, of_nothing, NeuralNetRegressor(Narrow)])
 def test_modules_of_the_users_own(module):
     X, y = wave()
     model = LapwingRegressor(module, **{**QUICK, "hidden": (3,)}).fit(X, y)

@@ -303,7 +303,7 @@ def test_the_published_laplace_is_full_batch_adam():
         (0.5 * (posterior.prior.P0.diagonal * theta**2).sum() - log_lik).backward()
         optimiser.step()
     assert_close(refined.mean, theta, rtol=1e-8)
-    assert any("before it converged" in finding.advice for finding in refined.diagnose().concerns)
+    assert any("before convergence" in finding.advice for finding in refined.diagnose().concerns)
 
 
 # --- variational --------------------------------------------------------------------------------------------------

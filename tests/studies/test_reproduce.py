@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from lapwing import cli
+from lapwing.cli.app import app
 from lapwing.errors import InputError
 from lapwing_studies.report import battery as battery_report
 from lapwing_studies.report.study import markdown, write_study
@@ -312,13 +312,13 @@ def test_the_command_prints_and_writes(
     monkeypatch.setattr(effort, "QUICK", TOY)
     out, _ = done
     arguments = ["reproduce", "battery", "--quick", "--out", str(out)]
-    result = CliRunner().invoke(cli.app, arguments, env={"COLUMNS": "160"})
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "160"})
     assert result.exit_code == 0, result.output
     assert "diabetes-bn" in result.output
     folder = out / "battery"
     assert "diabetes-bn" in (folder / "report.html").read_text()
     assert "diabetes-bn" in (folder / "tables.md").read_text()
-    machine = CliRunner().invoke(cli.app, [*arguments, "--json"])
+    machine = CliRunner().invoke(app, [*arguments, "--json"])
     assert json.loads(machine.stdout) == json.loads((folder / "record.json").read_text())
 
 
@@ -326,6 +326,6 @@ def test_the_command_prints_and_writes(
     ("options", "words"), [(["--data", "/nowhere"], "is not a folder"), (["--seeds", "0"], "at least 1")]
 )
 def test_wrong_options_are_refused_in_words(options: list[str], words: str, tmp_path: Path) -> None:
-    result = CliRunner().invoke(cli.app, ["reproduce", "battery", "--out", str(tmp_path), *options])
+    result = CliRunner().invoke(app, ["reproduce", "battery", "--out", str(tmp_path), *options])
     assert result.exit_code == 1
     assert words in result.stderr

@@ -104,7 +104,7 @@ def test_the_page_can_be_made_and_a_stopped_study_goes_on(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(
-    "words", [["ct", "--tier", "huge"], ["step", "--tier", "quick"], ["ct", "--tier", "quick", "--quick"]]
+    "words", [["ct", "--tier", "huge"], ["step", "--tier", "faithful"], ["ct", "--tier", "faithful", "--quick"]]
 )
 def test_tiers_are_checked(words: list[str]) -> None:
     found = CliRunner().invoke(app, ["reproduce", *words])

@@ -250,7 +250,7 @@ def test_figures_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_made_up_bananas_are_two_bent_clouds() -> None:
-    x, y = banana.made_up(300, seed=0)
+    x, y = banana.synthetic(300, seed=0)
     assert (x.shape, int(y.sum())) == ((300, 2), 150)
     assert Split(x, y).rows(slice(0, 3)).x.shape == (3, 2)
     assert x[y == 0, 1].mean() > x[y == 1, 1].mean()

@@ -287,7 +287,7 @@ def interrupted_tuning_goes_on(turn: int) -> None:
     whole = lw.tune(posterior, data, groups="layer")
     folder = Path(distributed.broadcast(tempfile.mkdtemp() if dist.get_rank() == 0 else "", 0))
     others = data[:: -1 if dist.get_rank() == dist.get_world_size() - 1 else 1]
-    for owner, name in ((InStep, "write"), (InStep, "_give_up_the_last"), (joint, "find_mode")):
+    for owner, name in ((InStep, "write"), (InStep, "_promote_next"), (joint, "find_mode")):
         keep = partial(lw.tune, posterior, data, groups="layer", checkpoint=folder, every=0)
         with mock.patch.object(owner, name, _stopped_at(turn, getattr(owner, name))):
             _assert_raises((Interrupted, lw.RankError), "", keep)

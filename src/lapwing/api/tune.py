@@ -13,14 +13,14 @@ import torch
 
 from lapwing import priors, refinement, tuning
 from lapwing.api import words
-from lapwing.curvature import NO_CHECKPOINT, Exact, PassCheckpoint
+from lapwing.curvature import NO_CHECKPOINT, Exact, ModelSummary, PassCheckpoint
 from lapwing.data import Batches
 from lapwing.data.targets import encoded_batches
 from lapwing.errors import InputError, InputTypeError, StructureError
 from lapwing.likelihoods import Gaussian
 from lapwing.linear_model import design, in_fixed_order, is_stored
 from lapwing.network.products import Source
-from lapwing.planning import MOST_STORED
+from lapwing.planning import MOST_STORED, pass_macs
 from lapwing.posterior import Posterior, evidence
 from lapwing.posterior.diagnosis import TRUST_MARGIN
 from lapwing.posterior.findings import training_gap
@@ -229,6 +229,7 @@ class _Choice:
             n = posterior.n_data
             work = budget.most_work(n)
             make = partial(design, posterior.linearised, source, n=n, most_floats=most, most_work=work)
+            budget = _with_default_passes(budget, posterior, source)
             reestimated = partial(_reestimated, source=source) if self.curvature.at_mode else None
         with random_state_kept(), options.checkpoint(posterior, source) as checkpoint:
             # Averaged over the old posterior, which tuning replaces.
@@ -322,6 +323,12 @@ def _sampling_generator(generator: torch.Generator | None) -> torch.Generator:
     """The user's generator, or one with a seed that users are unlikely to generate data with: draws must not equal
     them."""
     return torch.Generator().manual_seed(7_243_605_911_427) if generator is None else seeded(generator)
+
+
+def _with_default_passes(budget: tuning.Budget, posterior: Posterior, source: Source) -> tuning.Budget:
+    """More passes by default where they take little."""
+    x, _ = distributed.first_item(source)
+    return budget.by_default(pass_macs(ModelSummary(posterior.linearised, x), posterior.n_data))
 
 
 def _most_stored(posterior: Posterior) -> int:

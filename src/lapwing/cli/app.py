@@ -14,7 +14,6 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from lapwing import __version__
-from lapwing.cli.reproduce import TableName
 from lapwing.cli.show import show_bench, show_bench_row, show_demo, show_job, show_jobs
 from lapwing.errors import InputError, LapwingError, MissingExtraError
 
@@ -193,30 +192,44 @@ def plan(
 
 @app.command()
 def reproduce(
-    table: Annotated[TableName, typer.Argument(help="Which study.")],
+    table: Annotated[str | None, typer.Argument(help="Which study, or all; --list names them.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of data sets; without it scikit-learn's own serve.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for records, trained weights and the page.")] = Path(
         "reproduce-results"
     ),
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Little data and one seed, only to test that it runs.")
-    ] = False,
-    seeds: Annotated[int | None, typer.Option(help="Number of seeds (default: depends on the study).")] = None,
+    tier: Annotated[
+        str | None, typer.Option(help="quick (to see that it runs), standard (the default) or faithful (the paper's).")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="The same as --tier quick.")] = False,
+    seeds: Annotated[
+        int | None, typer.Option(help="Number of seeds or splits (default: depends on the study).")
+    ] = None,
     again: Annotated[
         bool, typer.Option("--again", help="Fit and score again; kept networks are not retrained.")
     ] = False,
-    tier: Annotated[str | None, typer.Option(help="Of ct: quick, standard or faithful.")] = None,
+    names: Annotated[bool, typer.Option("--list", help="Only say what each study shows, needs and takes.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run an experiment on real data and print its table; existing results are reused."""
-    _need("demo", matplotlib="matplotlib", jinja2="jinja2", sklearn="scikit-learn", PIL="pillow")
-    from lapwing.cli.reproduce import Options, run_study, show_study
+    """Run an experiment and print its table beside the published one; existing results are reused."""
+    from lapwing.cli import reproduce as command
 
-    record, page, path = run_study(Options(table, data, out, quick, seeds, again, tier))
+    if names:
+        rows: Any = command.listed()
+        typer.echo(json.dumps(rows)) if as_json else command.show_list(rows)
+        return
+    if table is None:
+        raise InputError("Name a study, or all: lapwing reproduce STUDY. `lapwing reproduce --list` has their names.")
+    _need("demo", matplotlib="matplotlib", jinja2="jinja2", sklearn="scikit-learn", PIL="pillow")
+    options = command.Options(table, data, out, quick, seeds, again, tier)
+    if table == command.ALL:
+        rows = command.run_all(options)
+        typer.echo(json.dumps(rows)) if as_json else command.show_all(rows)
+        return
+    record, page, path = command.run_study(options)
     if as_json:
         typer.echo(json.dumps(record))
     else:
-        show_study(page, path)
+        command.show_study(page, path)
 
 
 def _need(extra: str, **packages: str) -> None:

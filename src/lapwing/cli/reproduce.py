@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,173 +11,136 @@ import typer
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from lapwing.errors import InputError
+from lapwing.errors import InputError, LapwingError
 
 if TYPE_CHECKING:
     from lapwing_studies.report.study import StudyPage
     from lapwing_studies.report.tables import Table
-    from lapwing_studies.reproduce.effort import Effort
+    from lapwing_studies.reproduce.registry import Entry
     from lapwing_studies.reproduce.study import Study
 
-
-class TableName(str, Enum):
-    battery = "battery"
-    antoran2022 = "antoran2022"
-    batchnorm_1d = "batchnorm-1d"
-    subnetwork_1d = "subnetwork-1d"
-    immer2021_uci = "immer2021-uci"
-    banana = "banana"
-    step = "step"
-    sampled_laplace = "sampled-laplace"
-    preconditioners = "preconditioners"
-    product_cost = "product-cost"
-    alarm = "alarm"
-    conformal = "conformal"
-    fisher = "fisher"
-    small_held_out = "small-held-out"
-    quality = "quality"
-    ct = "ct"
+ALL = "all"
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the command."""
+    """The options of the command. `--quick` is another way to write `--tier quick`."""
 
-    table: TableName
+    table: str
     data: Path | None
     out: Path
     quick: bool
     seeds: int | None
     again: bool
-    tier: str | None = None  # of studies that have more than two
+    tier: str | None = None
+
+    @property
+    def level(self) -> str:
+        if self.quick and self.tier not in (None, "quick"):
+            raise InputError(f"--quick is --tier quick, and --tier {self.tier} was given as well: give one of the two.")
+        return "quick" if self.quick else self.tier or "standard"
+
+    @property
+    def entry(self) -> Entry:
+        from lapwing_studies.reproduce.registry import entry
+
+        return entry(self.table)
+
+    @property
+    def n_seeds(self) -> int:
+        return self.entry.cost(self.level).seeds if self.seeds is None else self.seeds
 
     @property
     def command(self) -> str:
-        words = ["lapwing reproduce", self.table.value]
+        words = ["lapwing reproduce", self.table]
         words += ["--data DIR"] if self.data is not None else []
-        words += ["--quick"] if self.quick else []
-        words += [f"--tier {self.tier}"] if self.tier is not None else []
+        words += [f"--tier {self.level}"] if self.level != "standard" else []
         words += [f"--seeds {self.seeds}"] if self.seeds is not None else []
         return " ".join(words)
 
 
 def run_study(options: Options) -> tuple[Any, StudyPage, Path]:
-    """Run what has not been run; write record.json, report.html, picture.png and tables.md to the output folder."""
+    """Run what has not been run; write record.json, claims.json, report.html, picture.png and tables.md."""
     from lapwing_studies.report.study import markdown, write_study
+    from lapwing_studies.reproduce.claims import kept
 
-    run, report = _study_and_report(options.table)
-    record = run(study(options))
-    page, folder = report.page(record, options.command), options.out / options.table.value
+    entry = options.entry
+    record = entry.study.run(study(options))
+    page, folder = entry.report.page(record, options.command), options.out / options.table
     path = write_study(page, folder / "report.html")
-    report.picture(record, folder / "picture.png")
-    text = json.dumps(record, allow_nan=False) + "\n"
-    (folder / "record.json").write_text(text, encoding="utf-8")
+    entry.report.picture(record, folder / "picture.png")
+    _write_json(record, folder / "record.json")
+    if (claims := entry.claims) is not None:
+        rows = kept(entry.name, entry.paper, options.level, options.n_seeds, options.command, claims.claims(record))
+        _write_json(rows, folder / "claims.json", indent=1)
     tables = "\n\n".join(f"{table.title}\n\n{markdown(table)}" for table in page.tables)
     (folder / "tables.md").write_text(tables + "\n", encoding="utf-8")
     return record, page, path
 
 
-def _study_and_report(table: TableName) -> tuple[Any, Any]:
-    """The function that runs a study, and the module that renders its page."""
-    from lapwing_studies.report import alarm as alarm_report
-    from lapwing_studies.report import antoran as antoran_report
-    from lapwing_studies.report import banana as banana_report
-    from lapwing_studies.report import batchnorm as batchnorm_report
-    from lapwing_studies.report import battery as battery_report
-    from lapwing_studies.report import conformal as conformal_report
-    from lapwing_studies.report import ct as ct_report
-    from lapwing_studies.report import fisher as fisher_report
-    from lapwing_studies.report import immer as immer_report
-    from lapwing_studies.report import preconditioners as preconditioners_report
-    from lapwing_studies.report import product_cost as product_cost_report
-    from lapwing_studies.report import quality as quality_report
-    from lapwing_studies.report import sampled as sampled_report
-    from lapwing_studies.report import small_held_out as small_held_out_report
-    from lapwing_studies.report import step as step_report
-    from lapwing_studies.report import subnetwork as subnetwork_report
-    from lapwing_studies.reproduce import (
-        alarm,
-        antoran,
-        banana,
-        batchnorm,
-        battery,
-        conformal,
-        ct,
-        fisher,
-        immer,
-        preconditioners,
-        product_cost,
-        quality,
-        sampled,
-        small_held_out,
-        step,
-        subnetwork,
-    )
-
-    return {
-        TableName.battery: (battery.run, battery_report),
-        TableName.antoran2022: (antoran.run, antoran_report),
-        TableName.batchnorm_1d: (batchnorm.run, batchnorm_report),
-        TableName.subnetwork_1d: (subnetwork.run, subnetwork_report),
-        TableName.immer2021_uci: (immer.run, immer_report),
-        TableName.banana: (banana.run, banana_report),
-        TableName.step: (step.run, step_report),
-        TableName.sampled_laplace: (sampled.run, sampled_report),
-        TableName.preconditioners: (preconditioners.run, preconditioners_report),
-        TableName.product_cost: (product_cost.run, product_cost_report),
-        TableName.alarm: (alarm.run, alarm_report),
-        TableName.conformal: (conformal.run, conformal_report),
-        TableName.ct: (ct.run, ct_report),
-        TableName.fisher: (fisher.run, fisher_report),
-        TableName.quality: (quality.run, quality_report),
-        TableName.small_held_out: (small_held_out.run, small_held_out_report),
-    }[table]
+def _write_json(value: Any, path: Path, *, indent: int | None = None) -> None:
+    text = json.dumps(value, allow_nan=False, indent=indent, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def study(options: Options) -> Study:
-    from lapwing_studies.reproduce.effort import FULL, QUICK
+    from lapwing_studies.reproduce.effort import of_tier
     from lapwing_studies.reproduce.folder import DataFolder
     from lapwing_studies.reproduce.store import Store
     from lapwing_studies.reproduce.study import Study
 
     if options.data is not None and not options.data.is_dir():
         raise InputError(f"--data {options.data} is not a folder.")
-    effort = QUICK if options.quick else FULL
-    if options.tier is not None:
-        effort = _of_tier(options)
-    n_seeds = _n_seeds(options, effort.n_seeds) if options.seeds is None else options.seeds
-    if n_seeds < 1:
-        raise InputError(f"--seeds must be at least 1, got {n_seeds}.")
-    return Study(
-        DataFolder(options.data), Store(options.out / options.table.value), effort, n_seeds, again=options.again
-    )
+    options.entry.cost(options.level)  # refuses a tier that the study does not have
+    if options.n_seeds < 1:
+        raise InputError(f"--seeds must be at least 1, got {options.n_seeds}.")
+    folder, store = DataFolder(options.data), Store(options.out / options.table)
+    return Study(folder, store, of_tier(options.level), options.n_seeds, again=options.again)
 
 
-def _of_tier(options: Options) -> Effort:
-    """The effort that a tier names; only of the study that has them."""
-    from lapwing_studies.reproduce.effort import FULL, QUICK
+def run_all(options: Options) -> list[dict[str, str]]:
+    """Every study in turn; one that cannot run here (data or packages that are missing) is reported and passed over."""
+    from lapwing_studies.reproduce.registry import STUDIES
 
-    tiers = {"quick": QUICK, "standard": FULL, "faithful": replace(FULL, name="faithful")}
-    if options.table is not TableName.ct or options.quick:
-        raise InputError("--tier belongs to the study ct, and stands for --quick there: give one of the two.")
-    if options.tier not in tiers:
-        raise InputError(f"--tier must be one of {', '.join(tiers)}; got {options.tier!r}.")
-    return tiers[options.tier]
+    rows = []
+    for entry in STUDIES:
+        if options.level not in entry.tiers:
+            continue
+        try:
+            _, _, path = run_study(replace(options, table=entry.name))
+            rows.append({"study": entry.name, "page": str(path.resolve()), "problem": ""})
+        except LapwingError as error:
+            rows.append({"study": entry.name, "page": "", "problem": str(error)})
+    return rows
 
 
-def _n_seeds(options: Options, usual: int) -> int:
-    """Number of seeds if not given: ten where the published splits are ten, one where figures are drawn once."""
-    if options.table is TableName.immer2021_uci:
-        return 3 if options.quick else 10
-    if options.table is TableName.small_held_out:
-        return 1 if options.quick else 10
-    if options.table is TableName.quality:
-        return 1 if options.quick else 5
-    several = {
-        TableName.battery, TableName.antoran2022, TableName.batchnorm_1d, TableName.subnetwork_1d, TableName.alarm,
-        TableName.conformal,
-    }  # fmt: skip
-    return usual if options.table in several else 1
+def show_all(rows: list[dict[str, str]]) -> None:
+    for row in rows:
+        typer.echo(f"{row['study']:<18} {row['page'] or 'not run: ' + row['problem']}")
+
+
+def listed() -> list[dict[str, Any]]:
+    """What every study shows, after which source, what it needs, and how long each tier takes."""
+    from lapwing_studies.reproduce.registry import STUDIES
+
+    return [
+        {
+            "study": e.name,
+            "shows": e.shows,
+            "after": e.paper,
+            "needs": e.needs,
+            "tiers": {tier: {"seeds": cost.seeds, "takes": cost.takes} for tier, cost in e.tiers.items()},
+        }
+        for e in STUDIES
+    ]
+
+
+def show_list(rows: list[dict[str, Any]]) -> None:
+    width = max(len(row["study"]) for row in rows) + 2
+    for row in rows:
+        takes = "; ".join(f"{tier}: {cost['takes']}" for tier, cost in row["tiers"].items())
+        typer.echo(f"{row['study']:<{width}}{row['shows']} (after: {row['after']})")
+        typer.echo(f"{'':<{width}}needs {row['needs']}; {takes}")
 
 
 def show_study(page: StudyPage, path: Path) -> None:

@@ -52,8 +52,8 @@ def in_data_order(data: Unlabelled) -> Unlabelled:
     sampler = data.source.sampler if isinstance(data.source, DataLoader) else None
     if isinstance(sampler, RandomSampler):
         raise InputError(
-            "This loader draws its rows at random (with replacement, fewer than there are, or with "
-            "drop_last=True), so that nobody could tell which row is which. Use a DataLoader without shuffle."
+            "This loader samples its rows at random (with replacement, a subset, or with drop_last=True), so rows of "
+            "the prediction cannot be matched to the data. Use a DataLoader without shuffle."
         )
     return data
 

@@ -161,8 +161,8 @@ def _refuse_negative(eigenvalues: Tensor) -> None:
         index = first_index(bad)
         raise NumericalError(
             f"CustomLikelihood: minus the Hessian of log_prob at term {index} has eigenvalue "
-            f"{smallest[index].item():.6g} (largest magnitude {largest[index].item():.6g}), so it is no curvature. "
-            "log_prob is not concave in f there: use psd='clip', or psd='fisher' with a sampler."
+            f"{smallest[index].item():.6g} (largest magnitude {largest[index].item():.6g}), so it is not positive "
+            "semi-definite. log_prob is not concave in f there: use psd='clip', or psd='fisher' with a sampler."
         )
 
 

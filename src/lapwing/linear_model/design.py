@@ -27,6 +27,8 @@ from lapwing.operators import GroupedDiagonal, Rows
 from lapwing.runtime import distributed
 
 DEFAULT_PASSES = 6.0  # default budget of a mode search by products with J, in passes over the training data
+_MOST_DEFAULT_PASSES = 35.0  # of a network whose passes are cheap
+_QUICK_MACS = 1e11  # multiplications of all these passes: a second or two
 _WORK_PER_DATUM = 1e6
 
 
@@ -150,6 +152,11 @@ class StreamedDesign(Design):
 
     def _batches(self) -> Iterator[tuple[ModelInput, Tensor]]:
         return Joiner(self.linearised.joined_batch_size).through(self.source())
+
+
+def default_passes(macs: float) -> float:
+    """Passes of so many multiplications each that a search by products with J may take by default."""
+    return max(DEFAULT_PASSES, min(_MOST_DEFAULT_PASSES, _QUICK_MACS / macs))
 
 
 def most_work(n: int) -> float:

@@ -242,8 +242,9 @@ class LowRankPrecision(Precision):
     def inv_diagonal(self) -> Float[Tensor, " p"]:
         if self.H.rank * self.p > _MOST_WRITTEN:
             raise StructureError(
-                f"The variances of single weights take {self.H.rank} rows of {self.p} numbers written out, which is "
-                "refused. Ask for the variances of outputs, which go through the layers' factors, or for fewer data."
+                f"The marginal variances of the weights need a dense matrix of {self.H.rank} × {self.p} entries, more "
+                f"than the limit of {_MOST_WRITTEN}. Use the variances of outputs, which need no dense rows, or fit on "
+                "fewer data."
             )
         root = self._half_scale[:, None] * self.H.root.rows.dense().reshape(self.H.rank, self.p)
         W = torch.linalg.solve_triangular(self.factor, root / self.P0.diagonal, upper=False)

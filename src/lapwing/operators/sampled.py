@@ -20,8 +20,8 @@ from lapwing.operators.grouped_diagonal import GroupedDiagonal
 
 def _refuse(what: str) -> NoReturn:
     raise StructureError(
-        f"{what}: a posterior of samples knows draws of the weights only. Ask the posterior it was made from, "
-        "lw.tune's own result."
+        f"{what} is not available: a posterior of samples has draws of the weights only. Use the posterior that it was "
+        "made from, the result of lw.tune."
     )
 
 

@@ -227,6 +227,6 @@ class SeparatePrecision(Precision):
 
 def refuse(what: str) -> NoReturn:
     raise StructureError(
-        f"With outputs that share no weights there is not {what}: every output has its own. Ask for outputs(x), "
-        'predict(x) or functions(n), or fit with coupling="full".'
+        f"With independent outputs there is not {what}: every output has its own weights. Use outputs(x), predict(x) "
+        'or functions(n), or fit with coupling="full".'
     )

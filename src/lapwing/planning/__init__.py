@@ -2,7 +2,7 @@
 
 from lapwing.planning.budget import in_words, parse_memory
 from lapwing.planning.choice import Choice, Needs, choose, refuse_factors_of_a_selection
-from lapwing.planning.costs import CostQuery, Line, forward_macs, n_columns
+from lapwing.planning.costs import CostQuery, Line, forward_macs, n_columns, pass_macs
 from lapwing.planning.kind import AutoFisher, Kind, resolved
 from lapwing.planning.plan import Plan, make_plan
 from lapwing.planning.trial_run import TrialRun
@@ -25,6 +25,7 @@ __all__ = [
     "make_plan",
     "n_columns",
     "parse_memory",
+    "pass_macs",
     "refuse_factors_of_a_selection",
     "resolved",
 ]

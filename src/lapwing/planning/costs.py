@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 
 from lapwing.curvature import Empirical, Exact, Fisher, ModelSummary, Sampled, Structure, Trial, Workload
 from lapwing.planning.budget import chunk_floats
@@ -97,5 +98,14 @@ def n_columns(trial_run: TrialRun, fisher: Fisher) -> int:
 
 def forward_macs(summary: ModelSummary) -> int:
     """Multiplications of a forward pass per datum; at least 1, as it is a divisor."""
-
     return max(1, sum(block.macs for block in summary.blocks))
+
+
+def pass_macs(summary: ModelSummary, n: int) -> float:
+    """Multiplications of a forward and backward pass over n data; infinite where the summary does not tell.
+
+    It has no multiplications of layers that are not inferred, or whose Jacobian has no rule.
+    """
+    linearised = summary.linearised
+    whole = len(summary.layout.names) == len(linearised.network.tensors) - len(linearised.network.buffers)
+    return 3.0 * forward_macs(summary) * n if whole and not linearised.rest.names else inf

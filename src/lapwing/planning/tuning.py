@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from lapwing.curvature import Exact, Fisher, Structure
 from lapwing.likelihoods import Gaussian, Likelihood
-from lapwing.linear_model import DEFAULT_PASSES, is_stored, most_work
+from lapwing.linear_model import DEFAULT_PASSES, default_passes, is_stored, most_work
 from lapwing.planning.budget import in_words
 from lapwing.planning.choice import Needs
+from lapwing.planning.costs import pass_macs
 
 MOST_STORED = 1 << 26  # entries of J over all data up to which tuning stores it: 512 MiB
 
@@ -46,4 +47,5 @@ def tuning_of(structure: Structure, fisher: Fisher, likelihood: Likelihood, need
         side = min(rows, p)
         kept = 8 * (2 * rows * p + 4 * side**2) + vectors
         return Tuning(f"the Jacobian of all data is stored, and a {side:,} × {side:,} matrix factorised", k, k, kept)
-    return Tuning("the mode is computed by products with the Jacobian", DEFAULT_PASSES, 0.0, vectors)
+    passes = default_passes(pass_macs(needs.summary, n)) if n else DEFAULT_PASSES
+    return Tuning("the mode is computed by products with the Jacobian", round(passes), 0.0, vectors)

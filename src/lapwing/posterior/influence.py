@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,9 +22,7 @@ from lapwing.errors import NumericalError, StructureError
 from lapwing.likelihoods import Sites
 from lapwing.network.jacobian import Jacobian
 from lapwing.operators import SeparatePrecision
-
-if TYPE_CHECKING:
-    from lapwing.posterior.value import Posterior
+from lapwing.posterior.fitted import Fitted
 
 _LEAST_LEFT = 1e-10  # of 1 − Sᵀ A S, below which a datum alone determines a direction
 
@@ -68,7 +66,7 @@ class Influence:
         return self.shifts
 
 
-def influence(posterior: Posterior, train: Any, test: Any, progress: bool | None) -> Influence:
+def influence(posterior: Fitted, train: Any, test: Any, progress: bool | None) -> Influence:
     if isinstance(posterior.precision, SeparatePrecision):
         raise StructureError(
             "influence: with outputs that share no weights there is no covariance of one set of weights."
@@ -101,7 +99,7 @@ class _Tested:
     solved: Float[Tensor, "tk p"]
 
     @classmethod
-    def of(cls, posterior: Posterior, test: Any) -> _Tested:
+    def of(cls, posterior: Fitted, test: Any) -> _Tested:
         x, y = test if isinstance(test, tuple) and len(test) == 2 else (test, None)
         given = posterior.given(x)
         encoded = None if y is None else encode_batch(given, y, posterior.likelihood, posterior.sites)[1]
@@ -115,7 +113,7 @@ class _Tested:
         return J.mv(self.solved).double().unflatten(0, self.f.shape)
 
 
-def _pieces(posterior: Posterior, train: Any, progress: bool | None) -> Iterator[_Piece]:
+def _pieces(posterior: Fitted, train: Any, progress: bool | None) -> Iterator[_Piece]:
     data = posterior.batches(train, "train")
     for x, y in encoded_batches(data, posterior.likelihood, posterior.sites, progress=progress, what="influence"):
         start = 0
@@ -124,7 +122,7 @@ def _pieces(posterior: Posterior, train: Any, progress: bool | None) -> Iterator
             start += len(f)
 
 
-def _of_piece(posterior: Posterior, piece: _Piece, at: _Tested | None) -> tuple[Tensor | None, ...]:
+def _of_piece(posterior: Fitted, piece: _Piece, at: _Tested | None) -> tuple[Tensor | None, ...]:
     likelihood, sites, scale = posterior.likelihood, posterior.sites, posterior.likelihood_scale.detach()
     h = sites.split(piece.f)
     r = scale * sites.join(likelihood.residual(h, piece.y)).flatten(1).double()
@@ -157,7 +155,7 @@ def _of_piece(posterior: Posterior, piece: _Piece, at: _Tested | None) -> tuple[
     return effect, least, mean, variance, changes.unflatten(0, (len(at.f), n))
 
 
-def _log_lik(posterior: Posterior, shifted: Tensor, f: Tensor, y: Tensor) -> Float[Tensor, "1 n"]:
+def _log_lik(posterior: Fitted, shifted: Tensor, f: Tensor, y: Tensor) -> Float[Tensor, "1 n"]:
     """log p(y | shifted f) − log p(y | f) of each datum; shifted (1, k, n)."""
     sites = posterior.sites
     now, before = (posterior.likelihood.log_prob(sites.split(v), y).flatten(1).sum(1) for v in (shifted[0].mT, f))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from lapwing.errors import InputError, InputTypeError
-from lapwing.linear_model import DEFAULT_PASSES, most_work
+from lapwing.linear_model import DEFAULT_PASSES, default_passes, most_work
 
 LEAST_PASSES = 2.7  # minimum for a mode search by products with J: one product and a gradient
 _WORDS = 'a number of passes over the training data, a time such as "30s" or "2min", "fast", "balanced" or "exact"'
@@ -51,6 +51,10 @@ class Budget:
         if not (passes >= 0 and seconds > 0):
             raise InputError(f"budget: expected {_WORDS}, not negative, got {budget!r}.")
         return cls(passes, seconds, asked=True)
+
+    def by_default(self, macs: float) -> Budget:
+        """The same with the passes of a default budget where one takes so many multiplications."""
+        return self if self.asked or self.exact or self.shape_only else replace(self, passes=default_passes(macs))
 
     def affords_products(self) -> bool:
         """Whether a mode search by products with J may start, which takes passes over the training data.

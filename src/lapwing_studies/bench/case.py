@@ -12,7 +12,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from time import process_time
 from typing import Any, TypedDict
@@ -24,7 +26,7 @@ from lapwing.errors import InputError
 from lapwing_studies.bench.memory import peak_mib, resident_mib
 from lapwing_studies.bench.workloads import Workload, build
 
-GE, FW = "gradient epochs", "forward passes"
+GE, FW, STEP = "gradient epochs", "forward passes", "plain steps"
 N_POINTS = 1000  # points of the Gaussian process
 PREDICTIVE_MIB = 512.0  # goal for the memory of a prediction of 256 inputs, above the model
 
@@ -157,6 +159,51 @@ def _tune(structure: str, mode: str) -> Callable[[Workload], Timed]:
     return prepare
 
 
+def _step(make: Callable[..., Any] | None, **options: Any) -> Callable[[Workload], Timed]:
+    """A training step by an objective of lw.train on one batch, and a plain one of the same network with Adam."""
+
+    def prepare(w: Workload) -> Timed:
+        (x, y), model = w.batches[0], lw.train.smooth(w.model).train()
+        plain, adam = deepcopy(model), torch.optim.Adam
+
+        def plain_step(optimiser: torch.optim.Optimizer) -> None:
+            optimiser.zero_grad()
+            (w.loss(plain(x), y) / len(x)).backward()
+            optimiser.step()
+
+        unit = partial(plain_step, adam(plain.parameters()))
+        if make is None:
+            return Timed(unit, unit)
+        objective = make(model, w.likelihood, n_data=60_000, **options)
+        optimiser = adam(objective.param_groups(lr=1e-4))
+
+        def step() -> None:
+            optimiser.zero_grad()
+            objective(x, y).backward()
+            optimiser.step()
+
+        return Timed(step, unit)
+
+    return prepare
+
+
+def _marglik_epoch(w: Workload) -> Timed:
+    """An epoch with one update of 10 steps; the unit is a plain epoch with the fit that the update needs."""
+    data, options = list(w.batches), dict[str, Any](epochs=1, lr=1e-4, progress=False)
+
+    def with_evidence() -> None:
+        lw.train.marglik(deepcopy(w.model), data, w.likelihood, steps=10, fisher="mc", **options)
+
+    def plain_and_fits() -> None:
+        """As many fits as the other makes: one for the update, one for the posterior at the end."""
+        model = deepcopy(w.model)
+        lw.train.map(model, data, w.likelihood, **options)
+        for _ in range(2):
+            lw.fit(model, data, w.likelihood, structure="kron", fisher="mc", progress=False)
+
+    return Timed(with_evidence, plain_and_fits)
+
+
 CASES: dict[str, Case] = {
     "full-fit": Case("full fit", GE, {"W1": 40}, _fit(structure="full")),
     "kron-fit": Case(
@@ -201,6 +248,28 @@ CASES: dict[str, Case] = {
     "variances": Case("output variances at 256 inputs, 1,000 classes", FW, {"W6": 5}, _variances, 200.0),
     "full-tune": Case("prior and noise tuned by the evidence, full", GE, {"W1": 5}, _tune("full", "network")),
     "tune": Case("prior tuned by the evidence", GE, {"W2": None, "W3": None}, _tune("kron", "network")),
+    "vl-step": Case(
+        "step of Variational Laplace",
+        STEP,
+        {"W2": 2.9, "W3": 2.9, "W4": 2.9, "W5": 2.9},
+        _step(lw.train.VariationalLaplace, allow_piecewise=True),
+    ),
+    "mean-field-step": Case(
+        "step of mean-field inference",
+        STEP,
+        {"W2": 1.25, "W3": 1.25, "W4": 1.25, "W5": 1.25},
+        _step(lw.train.MeanField),
+    ),
+    "local-step": Case(
+        "step of mean-field inference, local",
+        STEP,
+        {"W2": 2.2, "W3": 2.2, "W4": 2.2, "W5": 2.2},
+        _step(lw.train.MeanField, estimator="local"),
+    ),
+    "plain-step": Case("plain training step: its memory", STEP, {"W2": None, "W3": None}, _step(None)),
+    "marglik-epoch": Case(
+        "epoch by the marginal likelihood", "plain epoch and its fits", {"W2": None, "W3": None}, _marglik_epoch
+    ),
     "tune-linear": Case("linear mode found and prior tuned there", GE, {"W2": 18, "W3": 12.9}, _tune("kron", "linear")),
 }
 

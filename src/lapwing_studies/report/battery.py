@@ -10,18 +10,19 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from lapwing_studies.bench.records import Setting
+from lapwing_studies.report.claims import table_of
 from lapwing_studies.report.figures import Figure, Key, panel
 from lapwing_studies.report.palette import GLM, GRID, MUTED, OUTSIDE, SAMPLED
 from lapwing_studies.report.palette import MAP as MAP_COLOUR
 from lapwing_studies.report.study import StudyPage, write_picture
 from lapwing_studies.report.tables import Cell, Table
 from lapwing_studies.report.template import Headline
+from lapwing_studies.reproduce.claims import Claim
 from lapwing_studies.reproduce.summary import (
     BOTH,
     EVIDENCE,
     MAP,
     TEMPERATURE,
-    Claim,
     Line,
     claims,
     lines,
@@ -74,21 +75,11 @@ def _headline(claim: Claim) -> Headline:
 
 
 def claims_table(record: BatteryRecord) -> Table:
-    rows = tuple(
-        (Cell(c.says, c.says), Cell(c.wanted, c.wanted), Cell(c.found, c.found), _verdict(c)) for c in claims(record)
+    return table_of(
+        claims(record),
+        title="What is asked of the defaults",
+        see="Counts asked of twelve tasks are asked of the same share of these.",
     )
-    return Table(
-        "claims",
-        "What is asked of the defaults",
-        "Counts asked of twelve tasks are asked of the same share of these.",
-        ("claim", "wanted", "found", "verdict"),
-        rows,
-    )
-
-
-def _verdict(claim: Claim) -> Cell:
-    words = "holds" if claim.holds else "missed"
-    return Cell(words, words)
 
 
 def nll_table(record: BatteryRecord) -> Table:

@@ -42,23 +42,24 @@ class Job(Protocol):
 
 
 def done(study: Study, jobs: Sequence[Job]) -> list[Any]:
-    """The records of all jobs, in order; stored ones are reused."""
-    records = []
-    with one_thread(), tqdm(total=len(jobs), bar_format="{desc:<34} {bar} {n_fmt}/{total_fmt} [{elapsed}]") as bar:
-        for job in jobs:
-            bar.set_description_str(job.name)
-            records.append(_record(study, job))
-            bar.update(1)
+    """The records of all jobs, in order; stored ones are reused, and the time left is that of the others."""
+    kept = [None if study.again else study.store.record(job.name, job.made_with) for job in jobs]
+    n_kept = sum(record is not None for record in kept)
+    shown = "{desc:<34} {bar} {n_fmt}/{total_fmt} [{elapsed}<{remaining}]"
+    with one_thread(), tqdm(total=len(jobs), initial=n_kept, smoothing=0, bar_format=shown) as bar:
+        for k, job in enumerate(jobs):
+            if kept[k] is None:
+                bar.set_description_str(job.name)
+                kept[k] = _run(study, job)
+                bar.update(1)
         bar.set_description_str("done")
-    return records
-
-
-def _record(study: Study, job: Job) -> Any:
-    kept = None if study.again else study.store.record(job.name, job.made_with)
-    if kept is None:
-        kept = job.run()
-        study.store.keep_record(job.name, job.made_with, kept)
     return kept
+
+
+def _run(study: Study, job: Job) -> Any:
+    record = job.run()
+    study.store.keep_record(job.name, job.made_with, record)
+    return record
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from lapwing_studies.reproduce.battery import METHODS, BatteryRecord, Run
+from lapwing_studies.reproduce.claims import Claim
 
 MAP, TEMPERATURE, EVIDENCE, BOTH = METHODS
 
@@ -44,14 +45,6 @@ class Line:
         nll = {m: self.values(m, "nll") for m in (MAP, EVIDENCE)}
         worse = [run for run, a, b in zip(self.runs, nll[MAP], nll[EVIDENCE], strict=True) if b > a]
         return all(any("evidence" in words for words in run["concerns"]) for run in worse)
-
-
-@dataclass(frozen=True)
-class Claim:
-    says: str
-    wanted: str
-    found: str
-    holds: bool
 
 
 def lines(record: BatteryRecord) -> list[Line]:

@@ -44,7 +44,7 @@ class Tier:
 
 TIERS = {
     "toy": Tier(96, 48, 2, 32, 1e-3, (1, 2), small_cnn),
-    "quick": Tier(3_000, 2_000, 20, 50, 1e-3, (12, 17), small_cnn),
+    "quick": Tier(2_000, 2_000, 24, 50, 1e-3, (15, 20), small_cnn),
     "full": Tier(10_000, 10_000, 30, 128, 1e-3, (15, 23), small_cnn),
     "faithful": Tier(60_000, 10_000, 200, 128, 1e-4, (100, 150), preact_resnet18, ("fashion_mnist", "cifar10")),
 }

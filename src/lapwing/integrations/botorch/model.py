@@ -89,7 +89,8 @@ class LapwingModel(Model):
             cov = cov + torch.diag_embed(self._noise(observation_noise, mean))
         found = GPyTorchPosterior(_normal(mean, cov))
         if hasattr(self, "outcome_transform"):
-            found = self.outcome_transform.untransform_posterior(found, X=X)  # type: ignore[operator]
+            transform: Any = self.outcome_transform
+            found = transform.untransform_posterior(found, X=X)
         chosen = output_indices if output_indices is not None else self._outputs
         if chosen is not None:
             found = _of_outputs(found, list(chosen))
@@ -106,7 +107,8 @@ class LapwingModel(Model):
                 f"{type(self._posterior.likelihood).__name__}. Use posterior.updated(data), and tune again."
             )
         if hasattr(self, "outcome_transform"):
-            Y = self.outcome_transform(Y)[0]
+            transform: Any = self.outcome_transform
+            Y = transform(Y)[0]
         observed = Observed(X, Y) if self._observed is None else self._observed.joined(X, Y)
         return self._like(observed=observed)
 

@@ -35,8 +35,8 @@ class Rows:
         X, y, weight = X[counted], y[counted], weight[counted]
         both = np.column_stack([X, y])
         _, first, group = np.unique(both, axis=0, return_index=True, return_inverse=True)
-        total = np.bincount(group.reshape(-1), weights=weight, minlength=len(first))
-        return cls(X[first], y[first], total.astype(np.float64))
+        total: Array = np.bincount(group.reshape(-1), weights=weight, minlength=len(first)).astype(np.float64)
+        return cls(X[first], y[first], total)
 
     def __len__(self) -> int:
         return len(self.X)

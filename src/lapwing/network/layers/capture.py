@@ -61,10 +61,9 @@ def _check_divided(path: str, record: Calls, n: int) -> None:
     if not record.divide(n):
         shapes = ", ".join(str(tuple(x.shape)) for x in record.inputs)
         raise ModelError(
-            f"Layer '{path}' was given inputs of shape {shapes} for {n} data: some go past it (a mixture of experts?), "
-            "and its rows cannot be told apart by datum. The first data all went through it, so it was taken for a "
-            "layer of all data. Let the first three data take different ways (shuffle them), or leave the layer out "
-            "with params=[...]."
+            f"Layer '{path}' was called with inputs of shape {shapes} for {n} data: some data skip it (a mixture of "
+            "experts?), so its inputs cannot be split by datum. The rule check saw only data that use it: shuffle the "
+            "data so that the first three are routed differently, or exclude the layer with params=[...]."
         )
 
 

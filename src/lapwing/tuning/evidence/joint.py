@@ -40,7 +40,7 @@ from lapwing.tuning.step import noise_is_free, noise_of, step, with_noise
 _TINY = 1 << 18  # entries of J up to which the default solves to rounding, in a fraction of a second
 _STREAMED = StoppingRule(1e-5, 30, 60)  # float32 products have about seven digits
 _PASSES_OF_A_PRODUCT = 1.7  # JVP and VJP, in units of a gradient pass
-_PASSES_OF_A_ROUND = 6.0
+_PASSES_OF_A_ROUND = 10.0  # with fewer products the mode is too far off for more rounds to help
 _MOST_ROUNDS = 5
 _INTERIM_GAIN = 0.5  # nats: tolerance for hyperparameters while the mode is about to change
 _MOST_CURVATURES, _CURVATURE_RTOL = 5, 1e-2  # re-estimations of the curvature, and change of a log that ends them

@@ -1,0 +1,128 @@
+"""The studies: what each shows, after which source, what it needs and takes, and the modules it is made of.
+
+A study is two modules of one name. `lapwing_studies.reproduce.<module>` has `run(study) -> record` and, where a source
+makes claims, `claims(record)`; `lapwing_studies.report.<module>` has `page(record, command)`, `picture(record, path)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+
+from lapwing.errors import InputError
+
+TIERS = ("quick", "standard", "faithful")
+ANTORAN_2022 = "Antorán et al. (2022)"
+ANTORAN_2023 = "Antorán et al. (2023)"
+DAXBERGER = "Daxberger et al. (2021)"
+FOONG = "Foong et al. (2019)"
+IMMER = "Immer, Korzepa and Bauer (2021)"
+LINEARISED_DIP = "Antorán, Barbano et al. (2022)"
+MARGLIK = "Immer, Bauer, Fortuin, Rätsch and Khan (2021)"
+UNLU = "Unlu and Aitchison"
+TUTORIAL = "Hernández-Lobato, tutorial"
+OWN = "a goal of Lapwing"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seeds (or splits) of a tier, and roughly the time on one core."""
+
+    seeds: int
+    takes: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    name: str
+    shows: str
+    paper: str
+    needs: str
+    module: str
+    tiers: Mapping[str, Cost]
+    claims_in: str = ""  # the module of the claims, where it is another
+
+    @property
+    def study(self) -> ModuleType:
+        return import_module(f"lapwing_studies.reproduce.{self.module}")
+
+    @property
+    def report(self) -> ModuleType:
+        return import_module(f"lapwing_studies.report.{self.module}")
+
+    @property
+    def claims(self) -> ModuleType | None:
+        """The module with `claims(record)`; None where the study has none."""
+        module = import_module(f"lapwing_studies.reproduce.{self.claims_in or self.module}")
+        return module if hasattr(module, "claims") else None
+
+    def cost(self, tier: str) -> Cost:
+        if tier not in TIERS:
+            raise InputError(f"--tier must be one of {', '.join(TIERS)}; got {tier!r}.")
+        if tier not in self.tiers:
+            raise InputError(f"{self.name} has no --tier {tier}; it has {' and '.join(self.tiers)}.")
+        return self.tiers[tier]
+
+
+def _tiers(quick: Cost, standard: Cost, faithful: Cost | None = None) -> Mapping[str, Cost]:
+    some = {"quick": quick, "standard": standard}
+    return some if faithful is None else {**some, "faithful": faithful}
+
+
+SKLEARN, FOLDER = "scikit-learn's data", "--data"
+EITHER = "--data, or scikit-learn's data"
+MINUTES, HALF_HOUR, HOURS, DAYS = "minutes", "half an hour", "hours", "days"
+
+STUDIES = (
+    Entry("battery", "default arguments on 18 tasks", OWN, EITHER, "battery",
+          _tiers(Cost(1, MINUTES), Cost(3, HOURS)), claims_in="summary"),
+    Entry("alarm", "out-of-distribution alarms on 8 pairs", OWN, FOLDER, "alarm",
+          _tiers(Cost(1, MINUTES), Cost(3, HOURS))),
+    Entry("conformal", "length and coverage of conformal intervals", OWN, FOLDER, "conformal",
+          _tiers(Cost(1, MINUTES), Cost(3, HALF_HOUR))),
+    Entry("small-held-out", "tuning with 30, 100 and 300 held-out rows", OWN, FOLDER, "small_held_out",
+          _tiers(Cost(1, MINUTES), Cost(10, HOURS))),
+    Entry("quality", "held-out tuning against temperature scaling and ensembles", OWN, EITHER, "quality",
+          _tiers(Cost(1, MINUTES), Cost(5, HOURS))),
+    Entry("immer2021-uci", "linearised, sampled and refined predictions on 8 UCI sets", IMMER, FOLDER, "immer",
+          _tiers(Cost(3, HALF_HOUR), Cost(10, "an hour and a half"))),
+    Entry("banana", "uncertainty of a classifier in the plane", IMMER, f"{FOLDER}, or made-up points", "banana",
+          _tiers(Cost(1, MINUTES), Cost(1, MINUTES))),
+    Entry("step", "why sampled weights underfit", IMMER, "nothing", "step",
+          _tiers(Cost(1, "seconds"), Cost(1, "seconds"))),
+    Entry("uci-regression", "regression on standard and gap splits of UCI sets", FOONG, FOLDER, "uci_regression",
+          _tiers(Cost(1, MINUTES), Cost(20, "an hour"), Cost(20, HOURS)), claims_in="uci_regression_claims"),
+    Entry("antoran2022", "the evidence at the linear mode and at the trained weights", ANTORAN_2022, EITHER, "antoran",
+          _tiers(Cost(1, MINUTES), Cost(3, HALF_HOUR))),
+    Entry("batchnorm-1d", "the evidence of a batch-normed network", ANTORAN_2022, "nothing", "batchnorm",
+          _tiers(Cost(1, "a minute"), Cost(3, MINUTES))),
+    Entry("subnetwork-1d", "which weights carry the uncertainty", DAXBERGER, "nothing", "subnetwork",
+          _tiers(Cost(1, MINUTES), Cost(3, MINUTES))),
+    Entry("sampled-laplace", "the full GGN by sampling-based EM", ANTORAN_2023, EITHER, "sampled",
+          _tiers(Cost(1, MINUTES), Cost(1, "an hour"))),
+    Entry("ct", "error bars of reconstructed images", LINEARISED_DIP, FOLDER, "ct",
+          _tiers(Cost(1, MINUTES), Cost(1, HOURS), Cost(1, DAYS))),
+    Entry("variational-laplace", "training by Variational Laplace, mean field and MAP over temperatures", UNLU, EITHER,
+          "variational", _tiers(Cost(1, MINUTES), Cost(3, HOURS), Cost(3, DAYS))),
+    Entry("marglik", "training with the evidence against a grid of priors", MARGLIK, EITHER, "marglik",
+          _tiers(Cost(1, MINUTES), Cost(1, HOURS), Cost(1, DAYS))),
+    Entry("fisher", "exact or sampled curvature", OWN, EITHER, "fisher",
+          _tiers(Cost(1, MINUTES), Cost(1, HALF_HOUR))),
+    Entry("preconditioners", "iterations of conjugate gradients by preconditioner", OWN, SKLEARN, "preconditioners",
+          _tiers(Cost(1, MINUTES), Cost(1, MINUTES))),
+    Entry("product-cost", "time and memory of a product with the GGN", OWN, "nothing", "product_cost",
+          _tiers(Cost(1, "seconds"), Cost(1, MINUTES))),
+)  # fmt: skip
+
+
+def names() -> list[str]:
+    return [entry.name for entry in STUDIES]
+
+
+def entry(name: str) -> Entry:
+    for found in STUDIES:
+        if found.name == name:
+            return found
+    raise InputError(f"No study is called {name!r}. There are {', '.join(names())}, and all.")

@@ -1,0 +1,50 @@
+"""The results page is made from its records, and a study's page has the figures of its record."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import results_page
+from lapwing_studies.reproduce import registry
+from lapwing_studies.reproduce.claims import FAILS, HOLDS, KeptClaims
+
+RECORDS = results_page.records()
+
+
+def test_the_page_is_that_of_the_records() -> None:
+    assert results_page.PAGE.read_text("utf-8") == results_page.page(RECORDS), "run python tools/results_page.py"
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record["study"])
+def test_measured_figures_are_on_the_page_of_the_study(record: KeptClaims) -> None:
+    text = (results_page.DOCS / results_page.page_of(record)).read_text("utf-8")
+    on_page = results_page.numbers(text)
+    for row in record["claims"]:
+        assert results_page.numbers(row["measured"]) - on_page == set(), row["claim"]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record["study"])
+def test_a_record_is_that_of_its_study(record: KeptClaims) -> None:
+    entry = registry.entry(record["study"])
+    assert record["paper"] == entry.paper and record["tier"] in entry.tiers
+    assert f"lapwing reproduce {entry.name}" in record["command"] and record["claims"]
+
+
+def test_a_changed_record_changes_the_page(tmp_path: Path) -> None:
+    path = tmp_path / "step.json"
+    record = json.loads((results_page.RECORDS / "step.json").read_text("utf-8"))
+    record["claims"][0]["verdict"] = FAILS if record["claims"][0]["verdict"] == HOLDS else HOLDS
+    path.write_text(json.dumps(record), encoding="utf-8")
+    assert results_page.page(results_page.records(tmp_path)) not in results_page.PAGE.read_text("utf-8")
+
+
+@pytest.mark.parametrize("change", [{"verdict": "maybe"}, {"seen": "1"}])
+def test_records_of_another_form_are_refused(change: dict[str, str], tmp_path: Path) -> None:
+    record = json.loads((results_page.RECORDS / "step.json").read_text("utf-8"))
+    record["claims"][0].update(change)
+    (tmp_path / "step.json").write_text(json.dumps(record), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"step\.json"):
+        results_page.records(tmp_path)

@@ -1,0 +1,106 @@
+"""docs/results.md: every claim of every source beside what was measured, made from the records in docs/records.
+
+`python tools/results_page.py` writes the page; a test fails when it is stale. Given the claims.json of a study that was
+run (`lapwing reproduce STUDY --out FOLDER` writes FOLDER/STUDY/claims.json), it keeps them as a record first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lapwing_studies.reproduce import registry
+from lapwing_studies.reproduce.claims import FAILS, HOLDS, OPEN, VERDICTS, KeptClaims
+
+DOCS = Path(__file__).parent.parent / "docs"
+RECORDS, PAGE = DOCS / "records", DOCS / "results.md"
+KEYS = {"study", "paper", "tier", "seeds", "command", "claims"}
+ROW = {"claim", "published", "measured", "verdict"}
+
+
+def records(folder: Path = RECORDS) -> list[KeptClaims]:
+    """In the order of the registry; raises if a record has other contents."""
+    found = {path.stem: _checked(json.loads(path.read_text("utf-8")), path) for path in sorted(folder.glob("*.json"))}
+    unknown = set(found) - set(registry.names())
+    if unknown:
+        raise ValueError(f"{folder}: no study is called {', '.join(sorted(unknown))}.")
+    return [found[name] for name in registry.names() if name in found]
+
+
+def _checked(record: Any, path: Path) -> KeptClaims:
+    if set(record) != KEYS or record["study"] != path.stem or record["tier"] not in registry.TIERS:
+        raise ValueError(f"{path}: expected the record of {path.stem} with {sorted(KEYS)}.")
+    for row in record["claims"]:
+        if set(row) != ROW or row["verdict"] not in VERDICTS:
+            raise ValueError(f"{path}: {row} needs {sorted(ROW)}, and a verdict out of {VERDICTS}.")
+    return record  # type: ignore[no-any-return]
+
+
+def page(found: Sequence[KeptClaims]) -> str:
+    counts = Counter(row["verdict"] for record in found for row in record["claims"])
+    papers = sorted(dict.fromkeys(record["paper"] for record in found), key=lambda paper: paper == registry.OWN)
+    lines = [
+        "# Every claim, measured",
+        "",
+        "What the sources of Lapwing claim, and its own goals, beside what was measured on a CPU. Of "
+        f"{sum(counts.values())} claims {counts[HOLDS]} hold, {counts[FAILS]} do not, and {counts[OPEN]} cannot be "
+        "tested here, or are not yet.",
+        "",
+        "A study's page says how it was measured, and what differs from the paper. *Standard* runs take minutes to "
+        "hours on two cores; *quick* ones show a direction, no more. `lapwing reproduce --list` names all studies.",
+        "",
+    ]
+    for paper in papers:
+        lines += [f"## {paper[0].upper() + paper[1:]}", ""]
+        for record in (r for r in found if r["paper"] == paper):
+            lines += [*_study(record), ""]
+    made = "Made by `python tools/results_page.py` from the records in `docs/records`, which the studies write."
+    return "\n".join([*lines, made]) + "\n"
+
+
+def _study(record: KeptClaims) -> list[str]:
+    n, shows = record["seeds"], registry.entry(record["study"]).shows
+    head = "| claim | published or wanted | measured | verdict |"
+    lines = [
+        f"`{record['command']}`: [{shows}]({page_of(record)}); {record['tier']}, "
+        f"{n} {'seed or split' if n == 1 else 'seeds or splits'}.",
+        "",
+        head,
+        "| --- | --- | --- | --- |",
+    ]
+    for row in record["claims"]:
+        cells = (row["claim"], row["published"], row["measured"], _mark(row["verdict"]))
+        lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+    return lines
+
+
+def page_of(record: KeptClaims) -> str:
+    return f"reproduce-{record['study']}.md"
+
+
+def _mark(verdict: str) -> str:
+    return {HOLDS: verdict, FAILS: f"**{verdict}**", OPEN: f"*{verdict}*"}[verdict]
+
+
+def numbers(text: str) -> set[str]:
+    """The numbers in a text, so that those of a record can be looked for on its page."""
+    return set(re.findall(r"\d+(?:[.,]\d+)*", text))
+
+
+def keep(path: Path) -> Path:
+    record = json.loads(path.read_text("utf-8"))
+    kept = RECORDS / f"{record['study']}.json"
+    kept.parent.mkdir(exist_ok=True)
+    kept.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return kept
+
+
+if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        keep(Path(argument))
+    PAGE.write_text(page(records()), encoding="utf-8")
