@@ -159,7 +159,7 @@ def layer_of(path: str, module: nn.Module) -> Layer:
         nn.GELU: _gelu,
     }
     if kind in simple and not (kind is nn.GELU and module.approximate != "none"):
-        if kind is nn.Softplus and (module.beta, module.threshold) != (1.0, 20.0):
+        if isinstance(module, nn.Softplus) and (module.beta, module.threshold) != (1.0, 20.0):
             raise _refused(path, module)
         return Elementwise(simple[kind])
     if kind is nn.LeakyReLU:
