@@ -94,6 +94,8 @@ STUDIES = (
           _tiers(Cost(1, "seconds"), Cost(1, "seconds"))),
     Entry("uci-regression", "regression on standard and gap splits of UCI sets", FOONG, FOLDER, "uci_regression",
           _tiers(Cost(1, MINUTES), Cost(20, "an hour"), Cost(20, HOURS)), claims_in="uci_regression_claims"),
+    Entry("tutorial", "the pictures of the tutorial, computed", TUTORIAL, "nothing", "tutorial",
+          _tiers(Cost(1, "seconds"), Cost(1, "seconds"))),
     Entry("antoran2022", "the evidence at the linear mode and at the trained weights", ANTORAN_2022, EITHER, "antoran",
           _tiers(Cost(1, MINUTES), Cost(3, HALF_HOUR))),
     Entry("batchnorm-1d", "the evidence of a batch-normed network", ANTORAN_2022, "nothing", "batchnorm",
