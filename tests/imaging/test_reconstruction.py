@@ -242,6 +242,12 @@ def test_bad_questions() -> None:
         lambda: post.log_prob(torch.zeros(N, N), patch=99),
         lambda: lw.imaging.posterior(y),
         lambda: lw.imaging.plan(y),
+        lambda: lw.imaging.plan(A, prior="two"),
+        lambda: lw.imaging.Effort(n_samples=0),
+        lambda: lw.imaging.Effort(rtol=2.0),
+        lambda: lw.imaging.UNet(0),
+        lambda: lw.imaging.UNet(4, 3, (1, 2, 3)),
+        lambda: lw.imaging.UNet(4, norm="batch"),
     ):
         with pytest.raises(lw.LapwingError):
             call()

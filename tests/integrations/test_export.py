@@ -71,6 +71,7 @@ def answers(own: lw.Posterior, x: Tensor) -> tuple[Tensor, Tensor]:
         ("mlp", {"structure": "full"}),
         ("mlp", {"structure": "kron"}),
         ("mlp", {"structure": "diag"}),
+        ("mlp", {"structure": "ekfac"}),
         ("conv", {"structure": "full"}),
         ("conv", {"structure": "kron"}),
         ("conv", {"structure": "diag"}),

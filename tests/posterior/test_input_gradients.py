@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -159,6 +160,13 @@ def test_gradients_are_those_of_dense_linear_algebra(name: str, network: str):
     (got,) = torch.autograd.grad((w * posterior.outputs(ours).var).sum(), ours)
     (expected,) = torch.autograd.grad((w * cov.diagonal().view(3, 2)).sum(), truth)
     assert_close(got, expected, rtol)
+
+
+@pytest.mark.parametrize("name", ["kron", "ekfac", "diag"])
+def test_contractions_that_are_recomputed_give_the_same(name: str, monkeypatch):
+    monkeypatch.setattr(sys.modules["lapwing.linalg.recomputed"], "_KEPT_FLOATS", -1)
+    for network in ("mlp", "conv"):
+        test_gradients_are_those_of_dense_linear_algebra(name, network)
 
 
 @pytest.mark.parametrize("question", OF_OUTPUTS)

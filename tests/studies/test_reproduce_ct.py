@@ -127,3 +127,18 @@ def test_the_benchmark_of_images_is_well_formed(monkeypatch: pytest.MonkeyPatch)
         assert row["ratio"] is not None and row["ratio"] > 0 and row["goal"] == imaging.CASES[name].goal
         json.dumps(row, allow_nan=False)
     assert [row["case"] for row in imaging.merged([row], [{**row, "note": "again"}])] == ["samples"]
+
+
+def test_claims_are_decided_by_the_numbers() -> None:
+    from lapwing_studies.reproduce.ct_claims import claims
+
+    def record(mll: float, dropout_: float, coverage: float) -> dict:
+        rows = [
+            {"method": method, "full": full, "coverage": coverage, "correlation": 0.5}
+            for method, full in (("linearised, MLL", mll), ("DIP-MCDO", dropout_), ("DIP (MLL σ²)", 0.0))
+        ]
+        rows.append({**rows[0], "method": "linearised, MLL + TV-PredCP"})
+        return {"tier": {"n_images": 1}, "runs": [{"angles": 5, "level": 0.05, "rows": rows}]}
+
+    assert [c.holds for c in claims(record(2.0, 1.0, 0.95))] == [True] * 5  # type: ignore[arg-type]
+    assert [c.holds for c in claims(record(2.0, 3.0, 0.7))] == [False, True, True, True, False]  # type: ignore[arg-type]

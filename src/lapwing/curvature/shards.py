@@ -45,9 +45,9 @@ def over_ranks(parts: Sequence[Curvature], before: Sequence[Curvature] = ()) -> 
     as_matrix = _too_many_rows([_n_rows(H) for H in flat], [H.p for H in leaves(frame)])
     shared = [_as_matrix(H) if dense else H for H, dense in zip(leaves(frame), as_matrix, strict=True)]
     # The order of collectives must be the same on all ranks: all sums first, then all rows.
-    sums = iter(distributed.sums([t for H in shared if H.additive for t in H.addends()] if own else None))
-    rows = iter(zip(*distributed.gathered([H if own else None for H in shared if not H.additive]), strict=True))
-    found = [H.with_sums(sums) if H.additive else _joined_rows(next(rows)) for H in shared]
+    sums = iter(distributed.sums([t for H in shared if H.sums_over_ranks for t in H.addends()] if own else None))
+    rows = iter(zip(*distributed.gathered([H if own else None for H in shared if not H.sums_over_ranks]), strict=True))
+    found = [H.with_sums(sums) if H.sums_over_ranks else _joined_rows(next(rows)) for H in shared]
     whole = iter(found)
     joined = [_rebuilt(part, whole) for part in frame]
     if len(joined) == 1:

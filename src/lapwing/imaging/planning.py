@@ -11,6 +11,7 @@ from lapwing.errors import InputError, InputTypeError
 from lapwing.imaging.blocks import blocks_of, one_block, weights
 from lapwing.imaging.distances import taps
 from lapwing.imaging.operator import Operator
+from lapwing.imaging.prior import KINDS
 from lapwing.imaging.reconstruction import Reconstruction, default_network
 from lapwing.planning.budget import in_words, parse_memory
 
@@ -70,6 +71,8 @@ def plan(
         A, net = what, network if network is not None else default_network(what.image_shape)
     else:
         raise InputTypeError(f"plan: expected a reconstruction or an operator, got {type(what).__name__}.")
+    if prior not in KINDS:
+        raise InputError(f"plan: prior must be one of {', '.join(map(repr, KINDS))}; got {prior!r}.")
     if not isinstance(net, nn.Module):
         raise InputTypeError(f"plan: network must be an nn.Module, got {type(net).__name__}.")
     layout = weights(net)

@@ -15,12 +15,13 @@ from math import sqrt
 import torch
 
 from lapwing._types import Float, Scalar, Tensor
-from lapwing.errors import NumericalError, StructureError, warn
+from lapwing.errors import InputError, NumericalError, StructureError, warn
 from lapwing.imaging.jacobian import ImageJacobian
 from lapwing.imaging.operator import Operator
 from lapwing.imaging.prior import ImagePrior
 from lapwing.imaging.ways import Way
 from lapwing.linalg import Solution, conjugate_gradients, lanczos_quadrature, leading_eigenpairs, signs
+from lapwing.runtime.arguments import counted, positive
 from lapwing.runtime.progress import shown
 
 _AT_ONCE = 16  # samples whose weights are in memory together
@@ -36,6 +37,12 @@ class Effort:
     rtol: float = 1e-3
     max_iterations: int = 200
     rank: int = 100
+
+    def __post_init__(self) -> None:
+        for name in ("n_samples", "max_iterations", "rank"):
+            counted(f"Effort: {name}", getattr(self, name), "sample, iteration or direction")
+        if not positive("Effort: rtol", self.rtol) < 1:
+            raise InputError(f"Effort: rtol must lie between 0 and 1, got {self.rtol}.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -66,6 +66,7 @@ class Likelihood(ABC):
     """p(y | f) of one likelihood term; immutable."""
 
     class_axis: int = -1
+    averages_functions: bool = False  # whether many outputs of a datum are predicted by draws of functions: classes
     canonical: bool = True  # whether Λ is exactly −∇²_f log p; False for a Fisher expectation or a projection
 
     # --- targets -------------------------------------------------------------------------------

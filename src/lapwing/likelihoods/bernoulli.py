@@ -20,6 +20,7 @@ class Bernoulli(Likelihood):
     """log p(y | f) = Σ_c log σ(±f_c),  r = y − p,  Λ = diag p(1 − p),  p = σ(f); the C outputs are independent."""
 
     class_axis: int = -1
+    averages_functions = True
 
     def __post_init__(self) -> None:
         check_class_axis(self.class_axis)

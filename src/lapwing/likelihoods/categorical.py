@@ -26,6 +26,7 @@ class Categorical(Likelihood):
     weight: Sequence[float] | Tensor | None = None
     ignore_index: int = -100
     class_axis: int = -1
+    averages_functions = True
 
     def __post_init__(self) -> None:
         check_class_axis(self.class_axis)

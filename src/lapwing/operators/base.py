@@ -137,7 +137,9 @@ class Curvature(ABC):
 
     p: int
     precise: bool = True  # whether determinants and traces are exact, not stochastic estimates
-    additive: bool = False  # whether H is a sum of tensors over data: distributed fits then sum instead of gathering
+    sums_over_ranks: bool = (
+        False  # whether H is a sum of tensors over data: distributed fits then sum instead of gathering
+    )
     exact_prior: bool = True  # whether `plus` is exactly H + P₀, so that a scalar prior shifts all eigenvalues
 
     @abstractmethod
@@ -179,7 +181,7 @@ class Curvature(ABC):
         return self.mixed(others, torch.ones(1 + len(others), dtype=torch.float64))
 
     def addends(self) -> tuple[Tensor, ...]:
-        """Tensors that are sums over data, entry by entry; for structures with `additive`."""
+        """Tensors that are sums over data, entry by entry; for structures with `sums_over_ranks`."""
         raise StructureError(f"{type(self).__name__} is no sum of tensors.")
 
     def with_sums(self, sums: Iterator[Tensor]) -> Curvature:

@@ -40,7 +40,7 @@ class DenseCurvature(Curvature):
 
     unit: SymmetricMatrix
     scale: Scalar
-    additive = True
+    sums_over_ranks = True
 
     @classmethod
     def of(cls, H: Float[Tensor, "p p"]) -> DenseCurvature:

@@ -19,7 +19,7 @@ class DiagonalCurvature(Curvature):
     """H = diag(h), h ≥ 0. For very large networks the entries, and all results, are float32."""
 
     entries: Float[Tensor, " p"]
-    additive = True
+    sums_over_ranks = True
 
     @property
     def p(self) -> int:  # type: ignore[override]

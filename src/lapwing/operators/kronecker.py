@@ -37,7 +37,7 @@ class KroneckerCurvature(Curvature):
     factors: KroneckerFactors
     scale: Scalar
     damping: Damping
-    additive = True
+    sums_over_ranks = True
 
     @property
     def p(self) -> int:  # type: ignore[override]
@@ -144,7 +144,7 @@ class EigenCurvature(Curvature):
     arrangement: Arrangement
     basis: Basis
     s: Float[Tensor, "q o i"]
-    additive = True
+    sums_over_ranks = True
 
     @property
     def p(self) -> int:  # type: ignore[override]

@@ -83,7 +83,9 @@ class RotatedPrecision(Precision):
                 inverses[rows.dtype] = self._inverse_for(rows.dtype)
             return contract(rows, inverses[rows.dtype])
 
-        return (recomputed(partial(contracted, some), attached=J.attached) for some in J.pieces())
+        return (
+            recomputed(partial(contracted, some), attached=J.attached, floats=J.n * J.c * self.p) for some in J.pieces()
+        )
 
     def _inverse_for(self, dtype: torch.dtype) -> Float[Tensor, " p"]:
         return self._single_inverse if dtype == torch.float32 else self._inverse

@@ -19,7 +19,7 @@ from lapwing.curvature import Estimate, Exact, Fisher, ModelSummary, Structure, 
 from lapwing.curvature.passes import in_equal_parts
 from lapwing.data import ModelInput
 from lapwing.data.joining import joined_size
-from lapwing.likelihoods import Bernoulli, Categorical, Likelihood, OutputCurvature, Sites
+from lapwing.likelihoods import Likelihood, OutputCurvature, Sites
 from lapwing.network.linearised import Linearised
 from lapwing.operators import Curvature, GroupedDiagonal
 from lapwing.planning.allocations import AllocationCounter
@@ -140,7 +140,7 @@ class TrialRun:
             P0 = GroupedDiagonal.identity(curvature.p, self.linearised.network.device)
             H = curvature.scaled(P0.values[0])  # alive during the prediction, as in a posterior
             weights = WeightGaussian(self.linearised, H.unfactorised(P0), piece.n * piece.columns)
-            if weights.many_outputs and isinstance(self.likelihood, Bernoulli | Categorical):
+            if weights.many_outputs and self.likelihood.averages_functions:
                 antithetic_draws(weights, x, P0.diagonal.new_zeros(FUNCTION_PAIRS, curvature.p))
             else:
                 pushforward(weights, x)

@@ -312,7 +312,7 @@ class Fitted:
 
         The exact covariance needs a row of J for each output; a draw needs one JVP for all of them.
         """
-        return self.weights.many_outputs and isinstance(self.likelihood, Bernoulli | Categorical)
+        return self.weights.many_outputs and self.likelihood.averages_functions
 
     @property
     def usual_predictive(self) -> tuple[str, int]:

@@ -68,9 +68,7 @@ class Influence:
 
 def influence(posterior: Fitted, train: Any, test: Any, progress: bool | None) -> Influence:
     if isinstance(posterior.precision, SeparatePrecision):
-        raise StructureError(
-            "influence: with outputs that share no weights there is no covariance of one set of weights."
-        )
+        raise StructureError("influence: outputs that share no weights have no covariance of one set of weights.")
     at = None if test is None else _Tested.of(posterior, test)
     parts = [_of_piece(posterior, piece, at) for piece in _pieces(posterior, train, progress)]
     effect, left_over, mean, variance, log_lik = (

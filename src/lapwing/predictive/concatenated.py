@@ -129,12 +129,8 @@ def _joint(parts: Sequence[Any]) -> Any:
     def of(name: str) -> Tensor:
         return torch.cat([getattr(part, name) for part in parts])
 
-    if isinstance(first, td.Normal):
-        return td.Normal(of("loc"), of("scale"), **plain)
     if isinstance(first, td.MultivariateNormal):
         return td.MultivariateNormal(of("loc"), scale_tril=of("scale_tril"), **plain)
-    if isinstance(first, td.Poisson):
-        return td.Poisson(of("rate"), **plain)
     if isinstance(first, td.Categorical):
         return td.Categorical(logits=of("logits"), **plain)
     if isinstance(first, td.Independent):
@@ -144,4 +140,8 @@ def _joint(parts: Sequence[Any]) -> Any:
         mixing = _joint([part.mixture_distribution for part in parts])
         inner = _joint([part.component_distribution for part in parts])
         return td.MixtureSameFamily(mixing, inner, **plain)
-    raise StructureError(f"Distributions of type {type(first).__name__} cannot be put one after the other.")
+    # Every other distribution says what its parameters are; those that it was made with are its own attributes.
+    given = [name for name in getattr(type(first), "arg_constraints", {}) if name in vars(first)]
+    if not given:
+        raise StructureError(f"Distributions of type {type(first).__name__} cannot be put one after the other.")
+    return type(first)(**{name: of(name) for name in given}, **plain)

@@ -152,7 +152,8 @@ def _grid(ax: Axes, run: MarglikRun) -> None:
     ax.plot(at, [e["test"]["nll"] for e in run["grid"]], color=MAP, marker="o", label="one precision, test")
     ax.plot(at, [e["held_out"]["nll"] for e in run["grid"]], color=MAP, linestyle=":", label="held out")
     ax.axhline(run["marglik"]["nll"], color=GLM, label="by the evidence, test")
-    ax.set(xscale="log", xlabel="precision of the grid", ylabel="NLL")
+    low = min(e["test"]["nll"] for e in run["grid"])  # a prior that forbids learning would hide the rest
+    ax.set(xscale="log", xlabel="precision of the grid", ylabel="NLL", ylim=(0.9 * low, 1.6 * low))
     ax.legend(frameon=False, fontsize=8)
     ax.set_title("against the grid")
 

@@ -16,11 +16,12 @@ from lapwing_studies.report.study import StudyPage, write_picture
 from lapwing_studies.report.tables import Cell, Table
 from lapwing_studies.report.template import Headline
 from lapwing_studies.reproduce.published import VARIATIONAL_LAPLACE, VARIATIONAL_SECONDS
+from lapwing_studies.reproduce.variational import chosen, runs_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from lapwing_studies.reproduce.variational import Scores, VariationalRecord, VariationalRun
+    from lapwing_studies.reproduce.variational import VariationalRecord
 
 WAYS = {
     "MAP": ("MAP", "mean", MAP, "-"),
@@ -53,29 +54,6 @@ def page(record: VariationalRecord, command: str) -> StudyPage:
         ),
         command=command,
     )
-
-
-def runs_of(
-    record: VariationalRecord, data: str, method: str, *, beta: float | None = None, multiplier: float = 10.0
-) -> list[VariationalRun]:
-    return [
-        run
-        for run in record["runs"]
-        if (run["data"], run["method"], run["multiplier"]) == (data, method, multiplier)
-        and (beta is None or run["beta"] == beta)
-    ]
-
-
-def chosen(record: VariationalRecord, data: str, way: str) -> tuple[float, Scores]:
-    """The β with the best held-out NLL, and the mean scores there."""
-    method, kind, *_ = WAYS[way]
-
-    def held_out(beta: float) -> float:
-        return fmean(run["held_out"][kind]["nll"] for run in runs_of(record, data, method, beta=beta))
-
-    beta = min(record["betas"], key=held_out)
-    found = [run["scores"][kind] for run in runs_of(record, data, method, beta=beta)]
-    return beta, {key: fmean(scores[key] for scores in found) for key in ("nll", "accuracy", "ece")}  # type: ignore
 
 
 def table(record: VariationalRecord, data: str) -> Table:

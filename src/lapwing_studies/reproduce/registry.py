@@ -109,7 +109,7 @@ STUDIES = (
     Entry("sampled-laplace", "the full GGN by sampling-based EM", ANTORAN_2023, EITHER, "sampled",
           _tiers(Cost(1, MINUTES), Cost(1, "an hour"))),
     Entry("ct", "error bars of reconstructed images", LINEARISED_DIP, FOLDER, "ct",
-          _tiers(Cost(1, MINUTES), Cost(1, HOURS), Cost(1, DAYS))),
+          _tiers(Cost(1, MINUTES), Cost(1, HOURS), Cost(1, DAYS)), claims_in="ct_claims"),
     Entry("variational-laplace", "training by Variational Laplace, mean field and MAP over temperatures", UNLU, EITHER,
           "variational", _tiers(Cost(1, MINUTES), Cost(3, HOURS), Cost(3, DAYS))),
     Entry("marglik", "training with the evidence against a grid of priors", MARGLIK, EITHER, "marglik",

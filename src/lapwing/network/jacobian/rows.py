@@ -96,7 +96,8 @@ class Jacobian(Rows):
         def contracted(some: Block) -> Tensor:
             if not some.attached:
                 return contract(some)
-            return recomputed(lambda: contract(some.fresh()), attached=True)
+            floats = self.n * self.c * sum(s.stop - s.start for s in some.slices)
+            return recomputed(lambda: contract(some.fresh()), attached=True, floats=floats)
 
         return summed(torch.cat([contracted(some) for some in block.pieces(self.n)]) for block in self.blocks)
 
