@@ -12,7 +12,7 @@ import torch
 from lapwing_studies.report import immer_images as report
 from lapwing_studies.report.study import write_study
 from lapwing_studies.reproduce import immer_images as study_module
-from lapwing_studies.reproduce.effort import TOY
+from lapwing_studies.reproduce.effort import QUICK, TOY
 from lapwing_studies.reproduce.folder import DataFolder
 from lapwing_studies.reproduce.immer_images_networks import all_cnn, small_cnn, three_and_three
 from lapwing_studies.reproduce.store import Store
@@ -29,10 +29,14 @@ def test_networks_have_the_published_shapes() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    return made_up_images(tmp_path, 150, 60)
+
+
+def made_up_images(tmp_path: Path, n_train: int, n_test: int) -> Path:
     random = np.random.RandomState(0)
     for name in ("fashion_mnist", "mnist"):
         parts = {}
-        for part, n in (("train", 150), ("test", 60)):
+        for part, n in (("train", n_train), ("test", n_test)):
             y = np.arange(n, dtype=np.uint8) % 10
             x = random.randint(0, 60, (n, 28, 28)).astype(np.uint8)
             x[np.arange(n), 2 * y + 4, :] = 255  # the row tells the class
@@ -90,3 +94,11 @@ def test_claims_hold_when_they_hold_and_fail_when_they_fail() -> None:
     bad = [claim.holds for claim in study_module.claims(made_up(0.9, 0.2))]
     assert good == [True] * 5 + [None, None]  # one size of the process, and no CIFAR-10
     assert bad == [False] * 5 + [None, None]
+
+
+@pytest.mark.slow
+def test_the_quick_tier_runs(tmp_path: Path) -> None:
+    folder = DataFolder(made_up_images(tmp_path, 2500, 1000))
+    record = study_module.run(Study(folder, Store(tmp_path / "out"), QUICK, n_seeds=1))
+    assert len(record["runs"]) == 2 and all(run["scores"][0]["accuracy"] > 0.5 for run in record["runs"])
+    assert report.page(record, "lapwing reproduce immer2021-images").tables

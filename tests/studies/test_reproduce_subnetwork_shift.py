@@ -11,7 +11,7 @@ import torch
 from lapwing_studies.report import subnetwork_shift as report
 from lapwing_studies.report.study import write_study
 from lapwing_studies.reproduce import subnetwork_shift as study_module
-from lapwing_studies.reproduce.effort import TOY
+from lapwing_studies.reproduce.effort import QUICK, TOY
 from lapwing_studies.reproduce.folder import DataFolder
 from lapwing_studies.reproduce.parts import Split
 from lapwing_studies.reproduce.shifts import CORRUPTIONS, corrupted, rotated
@@ -97,3 +97,10 @@ def made_up(ours: float, theirs: float) -> study_module.SubnetworkShiftRecord:
 def test_claims_are_about_large_shifts() -> None:
     assert [c.holds for c in study_module.claims(made_up(-1.0, -2.0))] == [True] * 6 + [None]
     assert [c.holds for c in study_module.claims(made_up(-2.0, -1.0))] == [False] * 6 + [None]
+
+
+@pytest.mark.slow
+def test_the_quick_tier_runs_and_a_subnetwork_beats_the_network_under_shift(tmp_path: Path) -> None:
+    record = study_module.run(Study(DataFolder(None), Store(tmp_path), QUICK, n_seeds=1))
+    assert study_module.claims(record)[0].holds
+    assert report.page(record, "lapwing reproduce subnetwork").tables

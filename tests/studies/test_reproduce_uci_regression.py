@@ -14,7 +14,7 @@ from lapwing_studies.report import uci_regression as report
 from lapwing_studies.report.study import write_study
 from lapwing_studies.reproduce import uci_regression as study_module
 from lapwing_studies.reproduce import uci_regression_claims as counted
-from lapwing_studies.reproduce.effort import FULL, TOY
+from lapwing_studies.reproduce.effort import FULL, QUICK, TOY
 from lapwing_studies.reproduce.folder import DataFolder
 from lapwing_studies.reproduce.parts import Split
 from lapwing_studies.reproduce.store import Store
@@ -121,3 +121,10 @@ def test_claims_hold_when_they_hold_and_fail_when_they_fail() -> None:
     good, bad = record(-1.0, -2.0, -1.5, -3.0), record(-1.0, -0.5, -0.5, -1.5)
     assert [claim.holds for claim in counted.claims(good)] == [True] * 8
     assert [claim.holds for claim in counted.claims(bad)] == [False] * 4 + [True, False] * 2
+
+
+@pytest.mark.slow
+def test_the_quick_tier_runs(folder: Path, tmp_path: Path) -> None:
+    found = study_module.run(Study(DataFolder(folder), Store(tmp_path / "out"), QUICK, n_seeds=1))
+    assert len(found["runs"]) == 11 and len(counted.claims(found)) == 8
+    assert report.page(found, "lapwing reproduce uci-regression").tables
