@@ -105,13 +105,14 @@ def test_large_sets_have_fewer_splits(tmp_path: Path) -> None:
 def test_a_study_that_is_stopped_has_an_even_table(tmp_path: Path) -> None:
     """A split of every set by every method, then the next split; the large sets after the others."""
     listed = [(job.number, job.set_name, job.part) for job in immer.jobs(study(tmp_path, FULL, 10))]
-    assert len(listed) == len(set(listed)) == 60 * 5 + 6 * 4
+    assert len(listed) == len(set(listed)) == 60 * 6 + 6 * 5
     small = [name for name in uci.NAMES if name not in uci.LARGE]
     assert listed[:24] == [(0, name, part) for name in small for part in immer.FIRST]
     assert {number for number, name, _ in listed[:240] if name == "waveform"} == set(range(10))
     assert {name for _, name, _ in listed[240:264]} == set(uci.LARGE)
-    assert {part for *_, part in listed[264:]} == set(immer.LAST)
-    assert {*immer.FIRST, *immer.LAST} == set(immer.PARTS)
+    assert {part for *_, part in listed[264:324]} == set(immer.LAST)
+    assert {part for *_, part in listed[324:]} == set(immer.MEAN_FIELD)
+    assert {*immer.FIRST, *immer.LAST, *immer.MEAN_FIELD} == set(immer.PARTS)
 
 
 def test_variational_posteriors_are_fitted_where_they_may_be_chosen(tmp_path: Path) -> None:
@@ -254,3 +255,17 @@ def test_made_up_bananas_are_two_bent_clouds() -> None:
     assert (x.shape, int(y.sum())) == ((300, 2), 150)
     assert Split(x, y).rows(slice(0, 3)).x.shape == (3, 2)
     assert x[y == 0, 1].mean() > x[y == 1, 1].mean()
+
+
+def test_mean_field_is_fitted_with_the_prior_of_its_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a huge precision every weight goes back to the prior, and the predictions to the class shares."""
+    monkeypatch.setattr(immer_methods, "MEAN_FIELD_STEPS", 300)
+    data = uci.split(folder(tmp_path, 3), "glass", 0)
+    torch.manual_seed(0)
+    model = mlp(data.widths, nn.Tanh)
+    before = [p.clone() for p in model.parameters()]
+    ((name, log_probs),) = immer_methods.mean_field(immer_methods.Case(data, model, 1e6))
+    assert name == "MFVI" and log_probs.shape == (len(data.held_out), 3)
+    assert all(torch.equal(p, q) for p, q in zip(before, model.parameters(), strict=True))
+    assert float(log_probs.exp().std(0).max()) < 0.05
+    assert list(immer_methods.mean_field(immer_methods.Case(data, model, 0.01))) == []
