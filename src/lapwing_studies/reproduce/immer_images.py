@@ -170,7 +170,7 @@ class ImageJob:
         def probs(x: Tensor) -> Tensor:
             generator = torch.Generator().manual_seed(self.seed)
             some: Any = posterior.predict(x, n_samples=self.tier.n_samples, generator=generator, **options)
-            return some.probs.detach().double()  # type: ignore[no-any-return]
+            return some.probs.detach().double()
 
         return lambda x: torch.cat([probs(chunk) for chunk in x.split(CHUNK)])
 

@@ -57,7 +57,9 @@ def by_evidence(x: Tensor, y: Tensor, rounds: int, seed: int, hidden: int = HIDD
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Linear(1, hidden), nn.Tanh(), nn.Linear(hidden, 1)).double()
-        nn.init.normal_(model[0].weight, std=3.0)
+        first = model[0]
+        assert isinstance(first, nn.Linear)
+        nn.init.normal_(first.weight, std=3.0)
     alpha, beta = 0.1, 100.0
     for _ in range(rounds):
 
@@ -77,15 +79,18 @@ def scale_panel() -> Panel:
     """Loss plus penalty along k (W, b), in front of a LayerNorm (the loss does not change) and without one."""
     x, y = _waves()
     scales = torch.linspace(0.2, 3, 113, dtype=torch.float64)
-    curves, values = {}, {}
+    curves: dict[str, list[float]] = {}
+    values: dict[str, Any] = {}
     for name, norm in (("with LayerNorm", True), ("without", False)):
         model = _small(norm, x, y)
-        weight, bias = (p.detach().clone() for p in model[2].parameters())
+        scaled = model[2]
+        assert isinstance(scaled, nn.Linear)
+        weight, bias = (p.detach().clone() for p in scaled.parameters())
         found, data = [], []
         with torch.no_grad():
             for k in scales:
-                model[2].weight.copy_(k * weight)
-                model[2].bias.copy_(k * bias)
+                scaled.weight.copy_(k * weight)
+                scaled.bias.copy_(k * bias)
                 data.append(50 * (model(x) - y).square().sum())
                 found.append(data[-1] + 0.5 * _norm(model))
         curves[name], best = listed(torch.stack(found)), int(torch.stack(found).argmin())
@@ -156,7 +161,7 @@ def minimise(model: nn.Module, loss: Callable[[], Tensor]) -> None:
         value.backward()
         return float(value.detach())
 
-    optimiser.step(closure)  # type: ignore[arg-type]
+    optimiser.step(closure)
     model.zero_grad(set_to_none=True)
 
 
