@@ -169,8 +169,8 @@ LIES: dict[str, tuple[Callable[[Header, dict[str, Any]], Any], str]] = {
         lambda h, d: put(d["posterior"], "structure", copy.deepcopy(d["posterior"]["prior"])),
         "structure that is not",
     ),
-    "a field it does not have": (lambda h, d: put(field(d, PRIOR), "__class__", "x"), "does not have"),
-    "a field that is missing": (lambda h, d: field(d, PRIOR).pop("index"), "without its index"),
+    "a field it does not have": (lambda h, d: put(field(d, PRIOR), "__class__", "x"), "unknown fields"),
+    "a field that is missing": (lambda h, d: field(d, PRIOR).pop("index"), "lacks its field index"),
     "a tensor that is not there": (lambda h, d: put(field(d, PRIOR), "mean", {"tensor": "/etc/passwd"}), "no tensor"),
     "a node of no kind": (lambda h, d: put(field(d, PRIOR), "mean", {"eval": "1"}), "unknown kind of node"),
     "axes that are not there": (

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from lapwing import cli
+from lapwing.cli.app import app
 from lapwing.errors import InputError
 from lapwing_studies.bench import runner
 from lapwing_studies.bench.case import CASES, GE, Timed, listed, measure, ratio
@@ -98,19 +98,19 @@ def test_an_unknown_workload_is_refused_in_words() -> None:
 
 def test_the_command_prints_and_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "run", lambda workload: iter(ROWS))
-    result = CliRunner().invoke(cli.app, ["bench", "--out", str(tmp_path)], env={"COLUMNS": "160"})
+    result = CliRunner().invoke(app, ["bench", "--out", str(tmp_path)], env={"COLUMNS": "160"})
     assert result.exit_code == 0, result.output
     assert "missed" in result.output
     saved = json.loads((tmp_path / "bench.json").read_text())["rows"]
     assert sorted(map(str, saved)) == sorted(map(str, ROWS))
     chart = tmp_path / "chart.svg"
-    drawn = CliRunner().invoke(cli.app, ["bench", "--out", str(tmp_path), "--chart", str(chart)])
+    drawn = CliRunner().invoke(app, ["bench", "--out", str(tmp_path), "--chart", str(chart)])
     assert drawn.exit_code == 0, drawn.output
     assert "<svg" in chart.read_text()
 
 
 def test_a_chart_of_nothing_is_refused_in_words(tmp_path: Path) -> None:
-    result = CliRunner().invoke(cli.app, ["bench", "--out", str(tmp_path), "--chart", str(tmp_path / "c.svg")])
+    result = CliRunner().invoke(app, ["bench", "--out", str(tmp_path), "--chart", str(tmp_path / "c.svg")])
     assert result.exit_code == 1
     assert "holds no measurements" in result.stderr
 

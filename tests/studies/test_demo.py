@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from lapwing import cli
+from lapwing.cli.app import app
 from lapwing_studies.bench.records import DemoRecord
 from lapwing_studies.bench.sizes import TOY
 from lapwing_studies.demo import images, run
@@ -102,7 +102,7 @@ def test_the_command_writes_everything_and_says_where(
     record: DemoRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "run", lambda **_: record)
-    result = CliRunner().invoke(cli.app, ["demo", "--out", str(tmp_path)])
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert str(tmp_path / "report.html") in result.output.splitlines()[-1]
     assert (tmp_path / "report.html").exists()
@@ -113,7 +113,7 @@ def test_json_is_all_that_is_printed_for_machines(
     record: DemoRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "run", lambda **_: record)
-    result = CliRunner().invoke(cli.app, ["demo", "--out", str(tmp_path), "--json"])
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path), "--json"])
     assert json.loads(result.stdout) == record
 
 
@@ -122,6 +122,6 @@ def test_a_missing_extra_is_named_before_any_work(monkeypatch: pytest.MonkeyPatc
         return None if name == "jinja2" else object()
 
     monkeypatch.setattr(cli, "find_spec", find_spec)
-    result = CliRunner().invoke(cli.app, ["demo"])
+    result = CliRunner().invoke(app, ["demo"])
     assert result.exit_code == 1
     assert "pip install 'lapwing[demo]'" in result.stderr

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from lapwing import cli
+from lapwing.cli.app import app
 from lapwing_studies.bench.jobs import measuring, runner
 from lapwing_studies.bench.jobs.baselines import dropping
 from lapwing_studies.bench.jobs.clock import OutOfTime, cpu_limit, unit_seconds
@@ -153,10 +153,10 @@ def test_the_command_prints_saves_and_makes_markdown(tmp_path: Path, monkeypatch
 
 
 def test_options_of_jobs_are_refused_elsewhere() -> None:
-    result = CliRunner().invoke(cli.app, ["bench", "--workload", "W1", "--only", "gpt2"])
+    result = CliRunner().invoke(app, ["bench", "--workload", "W1", "--only", "gpt2"])
     assert result.exit_code == 1
     assert "--workload jobs" in result.stderr
-    unknown = CliRunner().invoke(cli.app, ["bench", "--workload", "jobs", "--only", "W1"])
+    unknown = CliRunner().invoke(app, ["bench", "--workload", "jobs", "--only", "W1"])
     assert "there are concrete-50" in unknown.stderr
 
 
@@ -197,6 +197,6 @@ def test_dropout_alone_is_on() -> None:
 
 
 def _invoke(command: list[str]) -> Any:
-    result = CliRunner().invoke(cli.app, command, env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     return result

@@ -110,7 +110,7 @@ def _source(data: Any, where: str, columns: Columns | None) -> Iterable[Any]:
     rows = rows_of(data, columns)
     if rows is not None:
         return rows
-    if isinstance(data, tuple) and len(data) == 2 and any(map(of_numbers, data)):
+    if isinstance(data, tuple) and len(data) == 2 and of_numbers(data[0]):
         raise InputTypeError(f"{where}: {_NUMBERS_IN_LISTS.format('(torch.tensor(X), torch.tensor(Y))')}")
     # A tuple is (X, Y); a list is a list of batches, even when there are two of them: [(x, y), (x, y)].
     if isinstance(data, tuple) and len(data) == 2 and _holds_arrays(data[0]):

@@ -18,7 +18,7 @@ import pytest
 import lapwing as lw
 from lapwing.api import words
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
 
