@@ -216,7 +216,8 @@ class _Choice:
         """Tune by the evidence, at the trained weights or at the linear model's mode."""
         if not self.linear_mode or self._skips_the_mode(posterior, budget):
             tuned = tuning.with_tolerance(ascend, posterior, budget)(replace(posterior, expansion=None), noise=noise)
-            return tuned if not self.linear_mode else replace(tuned, left_open=(_NO_MODE,))
+            tuned = tuning.with_resolved_prior(tuned)
+            return tuned if not self.linear_mode else replace(tuned, left_open=(*tuned.left_open, _NO_MODE))
         batches = posterior.source if data is None else posterior.batches(data)
         make = reestimated = None
         source: Source = tuple
@@ -241,6 +242,7 @@ class _Choice:
             if batches is not None and self._averages(tuned, fixed):
                 ascend = tuning.with_tolerance(ascend, tuned, budget)
                 tuned = ascend(refinement.averaged(tuned, source), noise=noise)
+        tuned = tuning.with_resolved_prior(tuned)
         if not self.mean_at_mode:
             return replace(tuned, readout=replace(tuned.readout, noise_std=_noise_around_network(tuned, noise)))
         return _around_mode(tuned)

@@ -12,7 +12,7 @@ from lapwing.tuning.evidence.joint import (
     with_tolerance,
 )
 from lapwing.tuning.evidence.state import TuningState
-from lapwing.tuning.step import Step
+from lapwing.tuning.step import Step, with_resolved_prior
 from lapwing.tuning.validation.search import search_validation
 
 __all__ = [
@@ -30,5 +30,6 @@ __all__ = [
     "search_validation",
     "take_fixed_point_steps",
     "tune_at_linear_mode",
+    "with_resolved_prior",
     "with_tolerance",
 ]

@@ -9,7 +9,7 @@ import torch
 from lapwing._types import Float, Tensor
 from lapwing.errors import warn
 from lapwing.posterior import Posterior, evidence
-from lapwing.tuning.step import noise_is_free, noise_of, step, with_noise
+from lapwing.tuning.step import noise_is_free, noise_of, step, with_noise, with_resolved_prior
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def _iterated(posterior: Posterior, noise: bool, rest: _Stopping) -> tuple[Poste
         if tune_noise:
             updated = with_noise(updated, _fixed_point_noise(current))
         change, last = _largest_change(current, updated, low, high), wanted
-        current = updated
+        current = with_resolved_prior(updated)
         steps.append(step(current.log_evidence().detach(), current))
         if change < rest.rtol:
             break
@@ -80,6 +80,7 @@ def _fixed_point_noise(posterior: Posterior) -> Float[Tensor, " g"]:
     kappa, scales = posterior.likelihood_scale.detach(), posterior.part_scales.detach()
     sse, count = posterior.squared_errors()
     gamma = evidence.effective_dimension_of_parts(posterior.curvature_at, scales, posterior.prior)
+    sse = sse.clamp(min=0)  # at the mode a small difference of large sums: rounding may leave it below zero
     left = kappa * count - gamma
     # More effective parameters than targets: the noise is still far too small for MacKay's update, so double it.
     wanted = torch.where(left > 0, (kappa * sse / left.clamp(min=1e-300)).sqrt(), 2 * noise_of(posterior))
