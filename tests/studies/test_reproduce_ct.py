@@ -61,12 +61,14 @@ def test_scores_of_passes_with_dropout() -> None:
 
 
 def test_dropout_is_behind_every_3x3_convolution() -> None:
+    torch.manual_seed(0)
     network = with_dropout(lw.imaging.UNet(4, 3))
     assert sum(isinstance(m, torch.nn.Dropout2d) for m in network.modules()) == 9
     image = torch.rand(1, 1, 28, 28)
-    assert torch.equal(network.eval()(image), network(image)) and not torch.equal(
-        network.train()(image), network(image)
-    )
+    assert torch.equal(network.eval()(image), network(image))
+    # Few channels, of which a pass often drops none: among twenty passes some differ.
+    first, *others = [network.train()(image) for _ in range(20)]
+    assert not all(torch.equal(first, other) for other in others)
 
 
 def test_the_phantom_is_an_image() -> None:
