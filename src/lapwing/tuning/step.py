@@ -79,7 +79,12 @@ def with_resolved_prior(posterior: Posterior) -> Posterior:
     no correct Cholesky factor. The precisions become at least 1e-14 λ_max(H), and `diagnose()` says so.
     """
     H = posterior.curvature
-    if not H.precise or is_factored(posterior.precision):
+    if not H.precise:
+        return posterior
+    # λ_max(H) ≤ tr H, and no eigenvalue of H + P₀ is below the smallest precision: usually nothing needs a factor.
+    if float(posterior.prior.precisions.detach().min()) > _LEAST_RESOLVED * float(H.trace().detach()):
+        return posterior
+    if is_factored(posterior.precision):
         return posterior
     least = _LEAST_RESOLVED * float(H.norm().detach())
     prior = posterior.prior.with_precisions(posterior.prior.precisions.clamp(min=least))
