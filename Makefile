@@ -18,7 +18,7 @@ WORKERS ?= 2
 PYTEST  := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test test-fast test-slow test-browser test-transformers test-adapters mutants lint typecheck format docs playground test-playground bench bench-peers clean
+.PHONY: help setup setup-demo demo test test-fast test-slow test-browser test-transformers test-adapters dist test-dist mutants lint typecheck format docs playground test-playground bench bench-peers try-peers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,15 @@ test-slow: $(DEV) ## slow and statistical tests
 
 test-browser: $(DEV) ## open the report and the playground in headless Chromium (needs chromium)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests
+
+dist: $(DEV) ## build the wheel and the source distribution into dist/, and check their metadata (installs the extra release first)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,release]'
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation -o dist .
+	$(BIN)/twine check --strict dist/*
+
+test-dist: dist ## what is in them, and the wheel in a fresh environment
+	$(BIN)/python -m pytest -m dist tests/tools/test_distribution.py
 
 mutants: $(DEV) ## plant mistakes in the numerical core, and see which test finds each (hours; resumable)
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m tools.mutants
@@ -80,6 +89,10 @@ bench: $(DEV) ## time and memory against a gradient epoch and a forward pass
 bench-peers: $(PEERS)/.installed ## the same for other libraries, in an environment of their own
 	OMP_NUM_THREADS=1 $(PEERS)/bin/python bench_peers/run.py
 
+try-peers: $(DEV) $(PEERS)/.installed ## what Lapwing and other libraries do when asked, each wish tried once
+	OMP_NUM_THREADS=1 $(BIN)/python bench_peers/tried.py lapwing
+	for library in laplace-torch lightning-uq-box torch-uncertainty; do OMP_NUM_THREADS=1 $(PEERS)/bin/python bench_peers/tried.py $$library; done
+
 clean: ## remove what the other targets made, except .venv
 	rm -rf site dist lapwing-report bench-results mutants-results .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
 	find src tests docs examples -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -99,7 +112,7 @@ $(DEMO): $(INPUTS) | $(BIN)/python
 	$(BIN)/python -m pip install -c constraints.txt -e '.[demo]'
 	@touch $@
 
-# --no-deps: their requirements name torchvision, whose builds must match torch and which nothing here needs.
+# --no-deps: what they require is in requirements.txt, with the torch that is installed.
 $(PEERS)/.installed: bench_peers/requirements.txt bench_peers/libraries.txt
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install -r bench_peers/requirements.txt
