@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 from collections.abc import Callable
 from functools import cache
@@ -132,3 +133,13 @@ def test_studies_that_the_pages_name_exist():
         name for page in pages for name in re.findall(r"lapwing reproduce\s+([a-z][\w-]+)", page.read_text("utf-8"))
     }
     assert named and named - {*names(), "all", "and"} == set()
+
+
+def test_the_table_beside_other_libraries_is_what_was_tried() -> None:
+    record = json.loads((ROOT / "bench_peers" / "tried.json").read_text("utf-8"))
+    section = (ROOT / "README.md").read_text("utf-8").split("## Beside other libraries")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
+    assert rows[0][1:] == ["Lapwing", *(f"{name} {of['version']}" for name, of in record.items() if name != "lapwing")]
+    assert {row[0]: row[1:] for row in rows[2:]} == {
+        wish: [of["tried"][wish] for of in record.values()] for wish in record["lapwing"]["tried"]
+    }
