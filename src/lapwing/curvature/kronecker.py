@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from lapwing._types import Float, State, Tensor
+from lapwing._types import State, Tensor
 from lapwing.curvature.accumulator import Accumulator
 from lapwing.curvature.diagonal import DiagonalAccumulator
 from lapwing.curvature.full import DenseAccumulator
@@ -26,6 +26,7 @@ from lapwing.linalg import GramSketch, GramSum, Sketch, stored_dtype
 from lapwing.network.jacobian import Block, FactorBlock, Inputs, Jacobian, OutputBlock, RowSizes
 from lapwing.network.parameters import ParamLayout, owner
 from lapwing.operators import (
+    WHOLE,
     Arrangement,
     BlockDiagonalCurvature,
     Curvature,
@@ -86,7 +87,7 @@ class Kron(Structure):
 
     def _summary(self, work: Workload) -> ModelSummary:
         """The parameter blocks as this structure keeps them; the closed form of the output layer is kept whole."""
-        return work.summary.under(Leading() if work.closed_output else self.leading)
+        return work.summary.under(WHOLE if work.closed_output else self.leading)
 
     def accumulator(self, layout: ParamLayout, device: torch.device) -> Accumulator:
         return _LayerAccumulator(self, layout, device)
@@ -157,7 +158,7 @@ class _LayerAccumulator(Accumulator):
 
     def add_output(self, terms: OutputTerms) -> None:
         if not self.sums:
-            self.sums = [self._factor_sum(terms.block.arrangement, Leading())]
+            self.sums = [self._factor_sum(terms.block.arrangement, WHOLE)]
         (total,) = self.sums
         assert isinstance(total, _FactorAccumulator)
         total.add_output(terms)

@@ -13,7 +13,7 @@ from lapwing.linalg import stored_dtype
 from lapwing.network.jacobian import Block, FactorBlock
 from lapwing.network.linearised import MOST_DOUBLE, Linearised
 from lapwing.network.parameters import ParamLayout
-from lapwing.operators import MOST_KEPT, Leading
+from lapwing.operators import MOST_KEPT, WHOLE, Leading
 
 MAX_DENSE_BLOCK = 1_024  # entries up to which a tensor without a Kronecker rule gets its exact dense block
 MOST_DOUBLE_DIAGONAL = 1 << 20  # entries above which the diagonal of such a tensor is float32
@@ -29,7 +29,7 @@ class ParameterBlock:
     r: int
     row_floats: int  # numbers per row of the Jacobian, without the layer's inputs
     dtype: torch.dtype = torch.float64  # of the rows
-    leading: Leading = Leading()  # which factors are kept as leading directions
+    leading: Leading = WHOLE  # which factors are kept as leading directions
 
     @classmethod
     def of(cls, block: Block) -> ParameterBlock:

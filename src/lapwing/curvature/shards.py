@@ -10,9 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import torch
-
-from lapwing._types import Tensor
 from lapwing.operators import (
     BlockDiagonalCurvature,
     Curvature,

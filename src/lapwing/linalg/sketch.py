@@ -16,7 +16,8 @@ from lapwing._types import Float, State, Tensor
 from lapwing.linalg.gram import GramSum, stored_dtype
 
 _SEED = 20_171_128  # every process draws the same Ω: only then do sketches add up
-_NOISE = 8.0  # shift ν of M in units of the rounding error of Y, ε ‖Y‖
+_NOISE = 4.0  # shift ν of M in units of the spectral norm of the rounding errors of Y
+_ERROR = 4.0  # of Σ s in units of d ν: what is left of the trace below it is no eigenvalue
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +48,11 @@ class Sketch:
         The values returned are (s, ρ): ρ is the mean of all other eigenvalues, so that the trace is exact.
         """
         found = [_nystrom(Y) for Y in self.Y]
-        kept = max(_count(s, t, energy) for (s, _), t in zip(found, self.trace, strict=True))
-        s = torch.stack([s[:kept] for s, _ in found])
-        U = torch.stack([U[:, :kept].to(self.Y.dtype) for _, U in found])
+        kept = max(_count(s, t, energy) for (s, _, _), t in zip(found, self.trace, strict=True))
+        s = torch.stack([s[:kept] for s, _, _ in found])
+        U = torch.stack([U[:, :kept].to(self.Y.dtype) for _, U, _ in found])
         left, d = self.trace - s.sum(-1), self.Y.shape[1]
-        resolved = left > _NOISE * torch.finfo(self.Y.dtype).eps * self.trace  # else a difference of equal numbers
+        resolved = left > _ERROR * d * self.trace.new_tensor([nu for _, _, nu in found])
         return torch.cat([s, torch.where(resolved, left / max(1, d - kept), 0.0)[:, None]], 1), U
 
 
@@ -123,23 +124,24 @@ def test_matrix(d: int, rank: int, dtype: torch.dtype, device: torch.device) -> 
     signs = torch.randint(2, (d, 1), generator=g).double() * 2 - 1
     frequencies = torch.randperm(d, generator=g)[:rank].double()
     angles = torch.outer(torch.arange(d, dtype=torch.float64) + 0.5, frequencies * (torch.pi / d))
-    lengths = torch.where(frequencies == 0, d, d / 2).rsqrt()
-    return (angles.cos_() * lengths * signs).to(device, dtype)
+    halves = 2.0 - (frequencies == 0).double()  # the constant has squares of mean 1, all other cosines of mean ½
+    return (angles.cos_() * (halves / d).sqrt() * signs).to(device, dtype)
 
 
-def _nystrom(Y: Float[Tensor, "d r"]) -> tuple[Float[Tensor, " r"], Float[Tensor, "d r"]]:
-    """Eigenvalues, descending, and eigenvectors of Y (Ωᵀ Y)⁻¹ Yᵀ, computed for M + ν I and shifted back."""
+def _nystrom(Y: Float[Tensor, "d r"]) -> tuple[Float[Tensor, " r"], Float[Tensor, "d r"], float]:
+    """Eigenvalues, descending, and eigenvectors of Y (Ωᵀ Y)⁻¹ Yᵀ, computed for M + ν I and shifted back; and ν."""
     d, r = Y.shape
     Omega = test_matrix(d, r, torch.float64, Y.device)
-    nu = _NOISE * torch.finfo(Y.dtype).eps * float(torch.linalg.matrix_norm(Y.double()))
+    # Errors ε |Y_ij| of random sign have a spectral norm of about ε ‖Y‖ (1/√r + 1/√d).
+    nu = _NOISE * torch.finfo(Y.dtype).eps * float(torch.linalg.matrix_norm(Y.double())) * (r**-0.5 + d**-0.5)
     if nu == 0:
-        return Omega.new_zeros(r), Omega
+        return Omega.new_zeros(r), Omega, nu
     Y = Y.double().add(Omega, alpha=nu)
     C = Omega.mT @ Y  # Ωᵀ (M + ν I) Ω ⪰ ν I
     c, V = torch.linalg.eigh((C + C.mT) / 2)
     Q, R = torch.linalg.qr(Y @ (V * c.clamp(min=nu).rsqrt()))
     s, W = torch.linalg.eigh(R @ R.mT)
-    return (s - nu).clamp(min=0).flip(0), Q @ W.flip(1)
+    return (s - nu).clamp(min=0).flip(0), Q @ W.flip(1), nu
 
 
 def _count(s: Float[Tensor, " r"], trace: Tensor, energy: float) -> int:

@@ -10,7 +10,7 @@ from lapwing.operators.coordinates import Coordinates
 from lapwing.operators.dense import DenseCurvature, DensePrecision, SymmetricMatrix
 from lapwing.operators.dense_rows import DenseRows
 from lapwing.operators.diagonal import DiagonalCurvature, DiagonalPrecision
-from lapwing.operators.eigen import Eigen, Factor, Leading, LeadingEigen, combined
+from lapwing.operators.eigen import WHOLE, Eigen, Factor, Leading, LeadingEigen, combined
 from lapwing.operators.grouped_diagonal import GroupedDiagonal, one_group
 from lapwing.operators.kronecker import (
     EigenCurvature,
@@ -34,6 +34,7 @@ from lapwing.operators.written_rows import WrittenRows, stacked
 
 __all__ = [
     "MOST_KEPT",
+    "WHOLE",
     "Arrangement",
     "Basis",
     "BlockDiagonalCurvature",

@@ -1,7 +1,7 @@
 """Eigenvectors U (q, d, r) of one side of a layer: all r = d of them, or the r < d leading ones.
 
 Leading ones leave a subspace in which all eigenvalues are equal, ρ. A vector is then written in r + d numbers instead
-of d: its coordinates z = Uᵀx and what they leave of it, x − U z. This is an isometry, x = U z + (I − U Uᵀ)(x − U z), and
+of d: its coordinates z = Uᵀx and what they leave of it, x − U z. This is an isometry, and
 
     f(U diag(s) Uᵀ + ρ (I − U Uᵀ)) = Q diag(f(s), f(ρ), …, f(ρ)) Qᵀ,   Q = [U, I − U Uᵀ],   Q Qᵀ = I,
 

@@ -1,4 +1,4 @@
-"""One Kronecker factor: a sum Σ x xᵀ over data and the eigendecomposition of its mean, exact or of leading directions."""
+"""One Kronecker factor: a sum Σ x xᵀ over data and the eigenvectors of its mean, all of them or the leading ones."""
 
 from __future__ import annotations
 
@@ -33,6 +33,9 @@ class Leading:
         if self.large is None or side <= max(self.large, self.rank) or side < _NARROW * other:
             return None
         return self.rank
+
+
+WHOLE = Leading()  # every factor is kept whole
 
 
 class Factor(ABC):

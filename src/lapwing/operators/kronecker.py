@@ -2,7 +2,7 @@
 
 A is the mean of a aᵀ over data and positions (a: layer inputs), B the sum of g Λ gᵀ (g: output gradients). In the
 eigenbasis U_B ⊗ U_A the precision is diagonal: every method is a rotation and an elementwise operation, and a new prior
-needs no new eigendecomposition. The same holds where a large factor is kept as leading directions (`eigen.LeadingEigen`).
+needs no new eigendecomposition. So it is where only leading directions of a large factor are kept (`eigen`).
 """
 
 from __future__ import annotations
