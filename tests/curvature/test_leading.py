@@ -121,9 +121,8 @@ def test_with_few_directions_it_is_the_stated_approximation() -> None:
     assert_close(found.outputs(T).cov, torch.einsum("ncp,pq,ndq->ncd", J, torch.linalg.inv(P), J), 1e-8)
     theta = parameters(model)
     log_lik = torch.distributions.Normal(model(X), NOISE).log_prob(Y).sum()
-    evidence = log_lik - 0.5 * (
-        torch.logdet(P) - len(P) * torch.tensor(PRIOR, dtype=torch.float64).log() + PRIOR * theta @ theta
-    )
+    log_det = torch.logdet(P) - len(P) * torch.tensor(PRIOR, dtype=torch.float64).log()
+    evidence = log_lik - 0.5 * (log_det + PRIOR * theta @ theta)
     assert_close(found.log_evidence(), evidence.detach(), 1e-9)
     assert_close(H.trace(), fitted(lw.Kron(large=None)).curvature.trace(), 1e-9)
 
@@ -191,9 +190,8 @@ def test_sums_of_several_processes() -> None:
         sums = [a + b for a, b in zip(both[0].addends(), both[1].addends(), strict=True)]
         found = both[0].with_sums(iter(sums))
         assert_close(found.to_dense(), H.to_dense(), 1e-9)
-        for factor, known in zip(
-            (found.factors.eigen_A, found.factors.eigen_B), (H.factors.eigen_A, H.factors.eigen_B)
-        ):
+        pairs = (found.factors.eigen_A, H.factors.eigen_A), (found.factors.eigen_B, H.factors.eigen_B)
+        for factor, known in pairs:
             assert known.packed().shape == known.packed_shape
             factor.know_packed(known.packed())
             for mine, theirs in zip(factor.pair, known.pair, strict=True):

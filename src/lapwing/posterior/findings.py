@@ -165,10 +165,9 @@ def _leading(posterior: Fitted) -> list[tuple[int, int, float]]:
     whole = posterior.curvature
     blocks = whole.blocks if isinstance(whole, BlockDiagonalCurvature) else ()
     layers = [H.factors for H in blocks if isinstance(H, KroneckerCurvature)]
-    found = [
-        factor for layer in layers for factor in (layer.eigen_A, layer.eigen_B) if isinstance(factor, LeadingEigen)
-    ]
-    return [(factor.held.shape[1], factor.kept[0], float(factor.kept[1].min())) for factor in found]
+    factors = [factor for layer in layers for factor in (layer.eigen_A, layer.eigen_B)]
+    found = [(factor.held.shape[1], factor.kept) for factor in factors if isinstance(factor, LeadingEigen)]
+    return [(side, directions, float(shares.min())) for side, (directions, shares) in found]
 
 
 def _tensors_without_rule(posterior: Fitted) -> list[tuple[str, str]]:
