@@ -60,7 +60,7 @@ class Kron(Structure):
     bias: str = "joint"
     damping: str = "exact"
     large: int | None = 2048
-    energy: float = 0.99
+    energy: float = 0.999
     rank: int = 1024
     adds_output = True
     additive = True
