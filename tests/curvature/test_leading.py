@@ -148,6 +148,17 @@ def test_it_is_tuned_as_the_whole_product(how: str, groups: str | None) -> None:
     assert_close(tuned[0].log_evidence(), tuned[1].log_evidence(), 1e-7)
 
 
+@pytest.mark.parametrize("how", ["evidence", "fixed_point"])
+def test_noise_per_output_mixes_sketches(how: str) -> None:
+    """One part of the curvature per output, whose sketches are added with scales that the evidence differentiates."""
+    structures = lw.Kron(**ENOUGH), lw.Kron(large=None)
+    posteriors = [lw.fit(network(), (X, Y), lw.Gaussian(per_output=True), structure=s, prior=PRIOR) for s in structures]
+    compare(*posteriors)
+    tuned = [lw.tune(posterior, (X, Y), by=how) for posterior in posteriors]
+    assert_close(tuned[0].likelihood.noise_std, tuned[1].likelihood.noise_std, 1e-6)
+    assert_close(tuned[0].log_evidence(), tuned[1].log_evidence(), 1e-7)
+
+
 def test_the_evidence_of_few_directions_has_the_gradient_of_its_differences() -> None:
     found = fitted(lw.Kron(**FEW))
     delta = torch.tensor([PRIOR], dtype=torch.float64, requires_grad=True)

@@ -133,7 +133,8 @@ def _nystrom(Y: Float[Tensor, "d r"]) -> tuple[Float[Tensor, " r"], Float[Tensor
     d, r = Y.shape
     Omega = test_matrix(d, r, torch.float64, Y.device)
     # Errors ε |Y_ij| of random sign have a spectral norm of about ε ‖Y‖ (1/√r + 1/√d).
-    nu = _NOISE * torch.finfo(Y.dtype).eps * float(torch.linalg.matrix_norm(Y.double())) * (r**-0.5 + d**-0.5)
+    size = float(torch.linalg.matrix_norm(Y.detach().double()))
+    nu = _NOISE * torch.finfo(Y.dtype).eps * size * (r**-0.5 + d**-0.5)
     if nu == 0:
         return Omega.new_zeros(r), Omega, nu
     Y = Y.double().add(Omega, alpha=nu)

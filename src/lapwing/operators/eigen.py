@@ -227,8 +227,9 @@ class LeadingEigen(Factor):
 
     @property
     def total(self) -> Sketch:
-        if self._total is not None:
-            return self._total
+        total = self._total
+        if total is not None:
+            return total
         values, U = self.pair
         return Sketch.of_pairs(values * self.count, U, self.leading.rank)
 

@@ -24,6 +24,8 @@ class ChosenLogits(nn.Module):
     not name its head (`get_output_embeddings`), they are picked out of all.
     """
 
+    ids: Tensor
+
     def __init__(self, model: nn.Module, ids: Sequence[int]) -> None:
         super().__init__()
         if len(set(ids)) != len(ids) or len(ids) < 2:
