@@ -60,7 +60,7 @@ test-transformers: $(DEV) ## Hugging Face architectures (installs the extra hf f
 test-adapters: $(DEV) ## Lightning, Hugging Face Trainer, BoTorch, ONNX (installs their extras first)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,lightning,hf,botorch,export]'
 	$(PYTEST) -m adapters tests/integrations
-	LAPWING_ADAPTERS=1 $(PYTEST) docs/lightning.md docs/hugging-face.md docs/botorch.md docs/export.md
+	LAPWING_ADAPTERS=1 $(PYTEST) docs/lightning.md docs/hugging-face.md docs/botorch.md docs/export.md docs/tutorials/lora.md
 
 lint: $(DEV) ## linter and formatter, changing nothing
 	$(BIN)/ruff check .
