@@ -65,7 +65,7 @@ def _figure(run: Panel) -> Figure:
         run["name"],
         title,
         see,
-        (panel(run["name"], title, partial(_paint, run=run), shape=(5.6, 3.4)),),
+        (panel(run["name"], title, partial(paint, run=run), shape=(5.6, 3.4)),),
         ", ".join(names),
         tuple(Key(name, f"line {_look(name)}") for name in names),
     )
@@ -75,7 +75,7 @@ def _look(name: str) -> str:
     return {GLM: "glm", MAP: "map", SAMPLED: "sampled"}.get(COLOURS[name], "")
 
 
-def _paint(ax: Axes, run: Panel) -> None:
+def paint(ax: Axes, run: Panel) -> None:
     title, label, _ = TITLES[run["name"]]
     for name, values in run["curves"].items():
         base = name.rstrip(" −+")
@@ -96,4 +96,4 @@ def _paint(ax: Axes, run: Panel) -> None:
 
 
 def picture(record: TutorialRecord, path: Path) -> Path:
-    return write_picture([partial(_paint, run=run) for run in record["runs"]], path, shape=(20.0, 3.6))
+    return write_picture([partial(paint, run=run) for run in record["runs"]], path, shape=(20.0, 3.6))
