@@ -56,7 +56,10 @@ def evidence() -> Figure:
 
 
 def linearise() -> Figure:
-    return _of_study(network_panel())
+    panel = network_panel()
+    low, high = (panel["curves"][f"sampled {sign}"] for sign in "−+")
+    panel["curves"]["sampled"] = [(a + b) / 2 for a, b in zip(low, high)]
+    return _of_study(panel, ylim=(-16, 16))
 
 
 def scale() -> Figure:
@@ -72,15 +75,16 @@ def _of_study(
 ) -> Figure:
     canvas, (ax,) = _axes(1, (7.0, 3.8))
     paint(ax, panel)
-    for name in dict.fromkeys(key.rstrip(" −+") for key in panel["curves"]):
-        shown = [line for line, key in zip(ax.get_lines(), panel["curves"]) if key == name]
-        if shown:
-            shown[0].set_label(name)
+    drawn = [line for line in ax.get_lines() if line.get_marker() in (None, "None")]
+    for line, name in zip(drawn, [name for name in panel["curves"] if name[-1] not in "−+"], strict=True):
+        line.set_label(name)
+    for band, name in zip(ax.collections, [name for name in panel["curves"] if name.endswith("−")], strict=True):
+        band.set_label(f"{name[:-2]}, two standard deviations")
     if points:
         ax.plot(*_sine(), ".", color=INK, markersize=4, label="data")
     ax.set_title(title) if title else None
     ax.set_ylim(*ylim) if ylim else None
-    ax.legend(frameon=False)
+    ax.legend(fontsize=9, framealpha=0.9, edgecolor=PAPER)
     return canvas
 
 
@@ -123,7 +127,7 @@ def memory() -> Figure:
     for width in (8, 16, 32, 64, 128, 256, 512, 1024, 2048):
         layers = [torch.nn.Linear(64, width), torch.nn.Tanh(), torch.nn.Linear(width, width), torch.nn.Tanh()]
         model = torch.nn.Sequential(*layers, torch.nn.Linear(width, 10))
-        data = torch.randn(64, 64), torch.arange(64) % 10
+        data = torch.randn(20_000, 64), torch.arange(20_000) % 10
         n_weights = sum(p.numel() for p in model.parameters())
         for row in lw.plan(model, data, "classification", memory="4GB").rows:
             if row.p == n_weights and row.structure in _KEPT:
@@ -158,7 +162,9 @@ def training() -> Figure:
     for k, colour in enumerate((GLM, SAMPLED, MAP)):
         path = [record.precisions[k] for record in steps]
         right.semilogy(epochs, path, "o-", color=colour, markersize=4, label=f"layer {k + 1}")
-    right.set(title="Prior precision of each layer", xlabel="epoch")
+    right.set_yticks([0.1, 0.2, 0.5, 1, 2], ["0.1", "0.2", "0.5", "1", "2"])
+    right.minorticks_off()
+    right.set(title="Prior precision of each layer", xlabel="epoch", ylim=(0.1, 2.2))
     right.legend(frameon=False)
     return canvas
 
@@ -186,7 +192,7 @@ def images() -> Figure:
 def lora() -> Figure:
     on_page = page("lora")
     canvas, (ax,) = _axes(1, (7.0, 3.4))
-    bins: Any = torch.linspace(0, 0.7, 36).numpy()
+    bins: Any = torch.linspace(0, 0.5, 26).numpy()
     for name, colour, label in (("p", GLM, "familiar rows"), ("odd", SAMPLED, "foreign rows")):
         ax.hist(on_page[name].epistemic.numpy(), bins, color=colour, alpha=0.6, label=label)
     ax.set(title="Epistemic uncertainty", xlabel="nats", ylabel="rows of 200")
