@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import runpy
@@ -172,6 +173,38 @@ def test_every_public_name_is_on_the_reference_page():
 def test_every_public_name_is_in_an_example():
     code = "".join(re.findall(r"^```python\n(.*?)^```", (DOCS / "reference.md").read_text("utf-8"), re.M | re.DOTALL))
     assert [name for name in PUBLIC if not re.search(rf"\blw\.{name}\b", code)] == []
+
+
+ADAPTERS = {"lapwing.sklearn": "sklearn.py", "lapwing.lightning": "lightning.py", "lapwing.botorch": "botorch.py",
+            "lapwing.transformers": "transformers.py", "lapwing.compat.laplace_torch": "compat/laplace_torch.py"}  # fmt: skip
+
+
+def public(source: Path) -> list[str]:
+    """The `__all__` of a module that may need packages that are not here."""
+    lines = [line for line in ast.parse(source.read_text("utf-8")).body if isinstance(line, ast.Assign)]
+    return next(ast.literal_eval(line.value) for line in lines if ast.unparse(line.targets[0]) == "__all__")
+
+
+@pytest.mark.parametrize("module", ["train", "imaging", "acquisition"])
+def test_every_name_of_a_public_module_is_described_and_in_an_example(module: str):
+    page = (DOCS / "reference.md").read_text("utf-8")
+    code = "".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.DOTALL))
+    names = getattr(lw, module).__all__
+    assert [name for name in names if not re.search(rf"\blw\.{module}\.{name}\b", code)] == []
+    described = set(re.findall(rf"^::: lapwing\.{module}\.(\w+)$", page, re.M))
+    listed = re.search(rf"^::: lapwing\.{module}$(\n    options:\n      members: (.*))?", page, re.M)
+    whole = listed is not None and listed[2] != "false"  # the module's own entry describes its members
+    assert [name for name in names if name not in described and not whole] == []
+
+
+@pytest.mark.parametrize("module", ADAPTERS)
+def test_every_name_of_an_adapter_is_described_and_in_an_example(module: str):
+    names = public(ROOT / "src" / "lapwing" / ADAPTERS[module])
+    described = re.findall(rf"^::: {re.escape(module)}\.(\w+)$", (DOCS / "reference.md").read_text("utf-8"), re.M)
+    assert sorted(described) == sorted(names)
+    pages = ["".join(re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)) for page in PAGES]
+    using = "".join(code for code in pages if module in code)
+    assert [name for name in names if not re.search(rf"\b{name}\b", using)] == []
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=named)
