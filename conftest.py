@@ -26,7 +26,13 @@ def _leave(namespace: dict[str, Any]) -> None:
     namespace["_left"].close()
 
 
-_OF_ADAPTERS = ["docs/lightning.md", "docs/hugging-face.md", "docs/botorch.md", "docs/export.md", "docs/tutorials/lora.md"]
+_OF_ADAPTERS = [
+    "docs/lightning.md",
+    "docs/hugging-face.md",
+    "docs/botorch.md",
+    "docs/export.md",
+    "docs/tutorials/lora.md",
+]
 
 pytest_collect_file = Sybil(
     parsers=[PythonCodeBlockParser(), SkipParser()],

@@ -175,8 +175,13 @@ def test_every_public_name_is_in_an_example():
     assert [name for name in PUBLIC if not re.search(rf"\blw\.{name}\b", code)] == []
 
 
-ADAPTERS = {"lapwing.sklearn": "sklearn.py", "lapwing.lightning": "lightning.py", "lapwing.botorch": "botorch.py",
-            "lapwing.transformers": "transformers.py", "lapwing.compat.laplace_torch": "compat/laplace_torch.py"}  # fmt: skip
+ADAPTERS = {
+    "lapwing.sklearn": "sklearn.py",
+    "lapwing.lightning": "lightning.py",
+    "lapwing.transformers": "transformers.py",
+    "lapwing.botorch": "botorch.py",
+    "lapwing.compat.laplace_torch": "compat/laplace_torch.py",
+}
 
 
 def public(source: Path) -> list[str]:

@@ -27,7 +27,10 @@ def formulas(html: str) -> list[ET.Element]:
 
 def test_the_site_uses_these_options() -> None:
     config = (ROOT / "mkdocs.yml").read_text("utf-8")
-    assert "pymdownx.arithmatex:\n      generic: true\n      inline_syntax: [dollar]\n      block_syntax: [dollar]" in config
+    assert (
+        "pymdownx.arithmatex:\n      generic: true\n      inline_syntax: [dollar]\n      block_syntax: [dollar]"
+        in config
+    )
 
 
 def test_a_formula_in_a_line_and_one_of_its_own() -> None:
