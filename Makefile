@@ -38,7 +38,7 @@ test-fast: $(DEV) ## fast tests and documentation examples only
 test-slow: $(DEV) ## slow and statistical tests
 	$(PYTEST) -m "slow or statistical" tests
 
-test-browser: $(DEV) ## open the report and the playground in headless Chromium (needs chromium)
+test-browser: $(DEV) ## open the report, the playground and every page of the site in Chromium (needs chromium)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests
 
 dist: $(DEV) ## build the wheel and the source distribution into dist/, and check their metadata (installs the extra release first)

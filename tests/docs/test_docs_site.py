@@ -104,6 +104,35 @@ def test_headings_leave_out_no_level(path: Path):
     assert all(after <= before + 1 for before, after in pairwise(levels))
 
 
+WISHES = {
+    "intervals for a regression": (".interval(0.95)", "quickstart.md", ".interval("),
+    "an alarm for images out of distribution": ("lw.alarm(posterior, held_out)", "guarantees.md", "lw.alarm("),
+    "LoRA on a Trainer": (
+        "lapwing.transformers.fit(trainer)",
+        "tutorials/lora.md",
+        "lapwing.transformers.fit(trainer)",
+    ),
+    "a prior per layer": ('lw.tune(posterior, groups="layer")', "priors.md", 'groups="layer"'),
+    "a Gaussian process": ('structure="gp"', "function-space.md", 'structure="gp"'),
+    "training by the marginal likelihood": ("lw.train.marglik(", "tutorials/training.md", "lw.train.marglik("),
+    "a reconstruction with error bars": (
+        "lw.imaging.reconstruct(A, y)",
+        "tutorials/images.md",
+        "lw.imaging.posterior(",
+    ),
+    "serving without Lapwing": ('lw.export(posterior, "net.onnx"', "export.md", "onnxruntime.InferenceSession("),
+}
+
+
+@pytest.mark.parametrize("wish", WISHES)
+def test_both_front_pages_lead_to_the_call(wish: str):
+    """The call stands there, and the page has an example of it that runs."""
+    call, page, used = WISHES[wish]
+    assert call in (DOCS / "index.md").read_text("utf-8") and call in (ROOT / "README.md").read_text("utf-8")
+    assert f"(docs/{page}" in (ROOT / "README.md").read_text("utf-8")
+    assert used in "".join(re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text("utf-8"), re.M | re.DOTALL))
+
+
 def test_a_missing_anchor_would_be_seen(tmp_path: Path):
     page = tmp_path / "page.md"
     page.write_text("# A title\n\n## Two `words`, twice\n\n## Two words, twice\n\n[x](page.md#nowhere)\n")
