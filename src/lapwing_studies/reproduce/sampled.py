@@ -27,6 +27,8 @@ from lapwing_studies.reproduce.study import Study, done, timed
 from lapwing_studies.reproduce.training import Recipe, train
 
 N_LABELS, N_DYADS, N_DRAWS = 10, 500, 64
+RTOL = 0.1  # of a precision: less than eight samples tell
+FEW = 10  # steps
 SAMPLES = "full GGN, samples"
 STRUCTURES: dict[str, dict[str, Any]] = {
     "last layer": {"params": "last_layer", "structure": "full"},
@@ -44,12 +46,12 @@ class Size:
     n_epochs: int
     n_samples: int
     max_steps: int  # of EM per round; the state is stored after each round
-    n_rounds: int = 1
+    n_rounds: int = 1  # at most: rounds end when no precision changes by more than RTOL in a step
     widths: tuple[int, int, int] = (16, 32, 80)  # of the network
 
     @property
     def em(self) -> lw.EM:
-        return lw.EM(n_samples=self.n_samples, max_steps=self.max_steps, rtol=0.05)
+        return lw.EM(n_samples=self.n_samples, max_steps=self.max_steps, rtol=RTOL)
 
     @property
     def effort(self) -> Effort:
@@ -57,7 +59,7 @@ class Size:
 
 
 SIZES = {
-    "full": Size(10_000, 2_000, 15, 8, 2),
+    "full": Size(2_000, 2_000, 15, 8, 4, 5),
     "quick": Size(500, 400, 15, 8, 3),
     "toy": Size(24, 20, 1, 2, 1, 2, (2, 4, 4)),
 }
@@ -222,6 +224,8 @@ class SampledJob:
                 kept = Tuned(row=row, precisions=_precisions(posterior), path=path)
                 self._keep(name, self.sampled_with, kept)
             found = kept
+            if found["path"]["change"][-1] < RTOL:
+                break
         return found
 
     def _stepped(self, start: lw.Posterior) -> lw.Posterior:
