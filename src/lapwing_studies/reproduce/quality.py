@@ -10,8 +10,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from statistics import fmean
 from time import process_time
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,59 +22,26 @@ from lapwing.errors import InputError
 from lapwing_studies.bench.networks import n_parameters
 from lapwing_studies.reproduce import scores, sources
 from lapwing_studies.reproduce.architectures import seeded
+from lapwing_studies.reproduce.claims import Claim, at_least
 from lapwing_studies.reproduce.image_networks import staged_resnet
+from lapwing_studies.reproduce.means import grouped
 from lapwing_studies.reproduce.pairs import Pair, transformer
 from lapwing_studies.reproduce.pairs import texts as texts_of
 from lapwing_studies.reproduce.parts import Parts, Split, shuffled
-from lapwing_studies.reproduce.study import Study, done
+from lapwing_studies.reproduce.study import Record, Study, done
 from lapwing_studies.reproduce.training import Recipe, train
 
 N_HELD_OUT = 1_000
 _ENSEMBLE = "ensemble"
 
 
-class QualityRun(TypedDict):
-    """One task at one seed; CPU seconds. That of training is extrapolated from one epoch."""
-
-    task: str
-    data: str
-    network: str
-    seed: int
-    parameters: int
-    structure: str
-    n_train: int
-    n_test: int
-    seconds: dict[str, float]
-    nll: dict[str, float]
-    accuracy: dict[str, float]
-    chosen: str
-
-
-class EnsembleRun(TypedDict):
-    task: str
-    n_networks: int
-    nll: float
-    accuracy: float
-
-
-class QualityRecord(TypedDict):
-    study: str
-    effort: str
-    n_seeds: int
-    runs: list[QualityRun]
-    ensembles: list[EnsembleRun]
-
-
-def run(study: Study) -> QualityRecord:
+def run(study: Study) -> Record:
     """Every task whose data are available, at every seed; then the ensembles of the networks of all seeds."""
     tasks = [task for task in TASKS if all(map(study.folder.holds, task.files))]
     if not tasks:
         raise InputError("quality: no data. Name the folder that holds them: --data FOLDER.")
-    runs = done(study, [QualityJob(task, seed, study) for task in tasks for seed in study.seeds])
-    ensembles = done(study, [EnsembleJob(task, study) for task in tasks])
-    return QualityRecord(
-        study="quality", effort=study.effort.name, n_seeds=study.n_seeds, runs=runs, ensembles=ensembles
-    )
+    record = study.record("quality", [QualityJob(task, seed, study) for task in tasks for seed in study.seeds])
+    return {**record, "ensembles": done(study, [EnsembleJob(task, study) for task in tasks])}
 
 
 @dataclass(frozen=True)
@@ -104,13 +72,10 @@ class QualityJob:
         return replace(parts, validation=parts.validation.rows(rows))
 
     def network(self) -> nn.Module:
-        model = seeded(lambda: self.task.network(self.parts), seed=self.seed)
-        if not self.study.store.load_weights(self.name, self.made_with, model):
-            train(model, self.parts, nn.functional.cross_entropy, self.recipe, seed=self.seed)
-            self.study.store.keep_weights(self.name, self.made_with, model)
-        return model.eval()
+        return self.study.network(self, lambda: self.task.network(self.parts), self.parts, self.recipe)
 
-    def run(self) -> QualityRun:
+    def run(self) -> Record:
+        """CPU seconds; those of training are extrapolated from one epoch."""
         parts, model = self.parts, self.network()
         learnt, held_out = ((p.x, p.y) for p in (parts.train, parts.validation))
         posterior, fitted = _cpu(lambda: lw.fit(model, learnt, "classification", progress=False))
@@ -123,7 +88,7 @@ class QualityJob:
             "temperature": (f / scores.best_temperature(model, parts.validation)).log_softmax(-1),
             "Lapwing": predicted,
         }
-        return QualityRun(
+        return Record(
             task=self.task.name,
             data=self.task.inside,
             network=self.task.words,
@@ -165,12 +130,12 @@ class EnsembleJob:
     def _members(self) -> list[QualityJob]:
         return [QualityJob(self.task, seed, self.study) for seed in self.study.seeds]
 
-    def run(self) -> EnsembleRun:
+    def run(self) -> Record:
         test = self._members[0].parts.test
         each = torch.stack([scores.outputs(job.network(), test.x).log_softmax(-1) for job in self._members])
         log_p = each.logsumexp(0) - math.log(len(each))
         nll, accuracy = _nll(log_p, test), _accuracy(log_p, test)
-        return EnsembleRun(task=self.task.name, n_networks=len(each), nll=nll, accuracy=accuracy)
+        return Record(task=self.task.name, n_networks=len(each), nll=nll, accuracy=accuracy)
 
 
 def _cpu(work: Callable[[], Any]) -> tuple[Any, float]:
@@ -189,6 +154,41 @@ def _nll(log_p: Tensor, test: Split) -> float:
 
 def _accuracy(log_p: Tensor, test: Split) -> float:
     return float((log_p.argmax(-1) == test.y).double().mean())
+
+
+# --- what is asked of it ---------------------------------------------------------------------------------------
+
+MARGIN = 0.005  # nats by which a task may be worse than temperature scaling
+
+
+def gains(runs: list[Record]) -> list[float]:
+    """Nats below temperature scaling, by seed."""
+    return [run["nll"]["temperature"] - run["nll"]["Lapwing"] for run in runs]
+
+
+def trainings(runs: list[Record]) -> float:
+    """Cost of fit, tune and predict, in units of training one network."""
+    ours = fmean(sum(run["seconds"][k] for k in ("fit", "tune", "predict")) for run in runs)
+    return ours / fmean(run["seconds"]["train"] for run in runs)
+
+
+def claims(record: Record) -> list[Claim]:
+    tasks = grouped(record["runs"], "task")
+    below = {name: fmean(gains(runs)) for name, runs in tasks.items()}
+    worst, cost = min(below, key=below.__getitem__), max(map(trainings, tasks.values()))
+    closer = [
+        abs(fmean(r["nll"]["Lapwing"] for r in tasks[e["task"]]) - e["nll"])
+        < abs(fmean(r["nll"]["temperature"] for r in tasks[e["task"]]) - e["nll"])
+        for e in record["ensembles"]
+    ]
+    return [
+        at_least("test NLL below temperature scaling's", len(tasks) - 1, [gain > 0 for gain in below.values()]),
+        Claim("worst task against temperature scaling", f"≤ {MARGIN:+.3f}", f"{-below[worst]:+.4f} ({worst})",
+              -below[worst] <= MARGIN),
+        Claim("fit, tune and predict cost less than the four further networks of an ensemble", "< 4 trainings",
+              f"{cost:.2f} at most", cost < 4),
+        at_least("nearer to the ensemble's NLL than temperature scaling is", len(tasks) - 1, closer),
+    ]  # fmt: skip
 
 
 # --- the tasks ------------------------------------------------------------------------------------------------

@@ -11,20 +11,20 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, TypedDict
+from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import lapwing as lw
 from lapwing_studies.reproduce import scores, sources
-from lapwing_studies.reproduce.architectures import seeded
+from lapwing_studies.reproduce.claims import Claim, below, listed
 from lapwing_studies.reproduce.effort import Effort
 from lapwing_studies.reproduce.image_networks import staged_resnet
 from lapwing_studies.reproduce.parts import Parts
-from lapwing_studies.reproduce.scores import ScoreRow
-from lapwing_studies.reproduce.study import Study, done, timed
-from lapwing_studies.reproduce.training import Recipe, train
+from lapwing_studies.reproduce.study import Record, Study, timed
+from lapwing_studies.reproduce.training import Recipe
 
 N_LABELS, N_DYADS, N_DRAWS = 10, 500, 64
 RTOL = 0.1  # of a precision: less than eight samples tell
@@ -59,63 +59,18 @@ class Size:
 
 
 SIZES = {
-    "full": Size(2_000, 2_000, 15, 8, 4, 5),
+    "full": Size(3_000, 2_000, 15, 8, 4, 5),
     "quick": Size(500, 400, 15, 8, 3),
     "toy": Size(24, 20, 1, 2, 1, 2, (2, 4, 4)),
 }
 
-
-class SampledRow(TypedDict):
-    score: ScoreRow
-    joint_nll: float  # of a dyad's ten labels, nats
-    seconds: float  # to fit and tune
+# For each step: total effective dimension, largest change of a log precision, residual of the samples' linear systems,
+# and products with all samples at once.
+NO_PATH = Record(effective_dimension=[], change=[], residual=[], products=[])
 
 
-class EmPath(TypedDict):
-    """For each step: total effective dimension, change of a log precision, residual of the samples' linear systems."""
-
-    effective_dimension: list[float]
-    change: list[float]
-    residual: list[float]
-    products: list[int]  # per step, each with all samples at once
-
-
-class Tuned(TypedDict):
-    """What is stored of a posterior: its scores and precisions."""
-
-    row: SampledRow
-    precisions: list[float]
-    path: EmPath
-
-
-NO_PATH = EmPath(effective_dimension=[], change=[], residual=[], products=[])
-
-
-class SampledRun(TypedDict):
-    seed: int
-    data: str
-    outside: str
-    parameters: int
-    groups: int
-    n_train: int
-    n_test: int
-    n_samples: int
-    rows: list[SampledRow]
-    path: EmPath
-
-
-class SampledRecord(TypedDict):
-    study: str
-    effort: str
-    n_seeds: int
-    runs: list[SampledRun]
-
-
-def run(study: Study) -> SampledRecord:
-    jobs = [SampledJob(seed, study) for seed in study.seeds]
-    return SampledRecord(
-        study="sampled-laplace", effort=study.effort.name, n_seeds=study.n_seeds, runs=done(study, jobs)
-    )
+def run(study: Study) -> Record:
+    return study.record("sampled-laplace", [SampledJob(seed, study) for seed in study.seeds])
 
 
 @dataclass(frozen=True)
@@ -161,17 +116,15 @@ class SampledJob:
         return sources.small_grey_images("fashion_mnist", "mnist", self.study.folder, self.seed, self.size.effort)
 
     def trained(self) -> nn.Module:
-        model = seeded(lambda: staged_resnet(self.parts.train.x.shape[-1], self.size.widths), seed=self.seed)
-        if not self.study.store.load_weights(self.name, self.trained_with, model):
-            train(model, self.parts, nn.functional.cross_entropy, self.recipe, seed=self.seed)
-            self.study.store.keep_weights(self.name, self.trained_with, model)
-        return model.eval()
+        side = self.parts.train.x.shape[-1]
+        make = partial(staged_resnet, side, self.size.widths)
+        return self.study.network(self, make, self.parts, self.recipe, made_with=self.trained_with)
 
-    def run(self) -> SampledRun:
+    def run(self) -> Record:
         model = self.trained()
         cheaper = [self._structured(model, method) for method in STRUCTURES]
         sampled = self._by_samples(model, cheaper[-1]["precisions"])
-        return SampledRun(
+        return Record(
             seed=self.seed,
             data=self.data_name,
             outside=self.parts.outside_is,
@@ -188,31 +141,31 @@ class SampledJob:
     def _data(self) -> tuple[Tensor, Tensor]:
         return self.parts.train.x, self.parts.train.y
 
-    def _structured(self, model: nn.Module, method: str) -> Tuned:
+    def _structured(self, model: nn.Module, method: str) -> Record:
         """Tuned by the evidence, with the training data only."""
         if (kept := self._kept(method, self.trained_with)) is None:
             fitted, first = timed(partial(lw.fit, model, self._data, "classification", **STRUCTURES[method]))
             tuned, second = timed(partial(lw.tune, fitted, self._data, progress=False))
-            kept = Tuned(row=self._row(method, tuned, first + second), precisions=_precisions(tuned), path=NO_PATH)
+            kept = Record(row=self._row(method, tuned, first + second), precisions=_precisions(tuned), path=NO_PATH)
             self._keep(method, self.trained_with, kept)
         return kept
 
-    def _kept(self, method: str, made_with: str) -> Tuned | None:
+    def _kept(self, method: str, made_with: str) -> Record | None:
         """Each posterior is stored when it is done, so that an interrupted study resumes after the last one."""
         return None if self.study.again else self.study.store.record(self._named(method), made_with)
 
-    def _keep(self, method: str, made_with: str, tuned: Tuned) -> None:
+    def _keep(self, method: str, made_with: str, tuned: Record) -> None:
         self.study.store.keep_record(self._named(method), made_with, tuned)
 
     def _named(self, method: str) -> str:
         return f"{self.name}-{method.replace(' ', '-')}"
 
-    def _by_samples(self, model: nn.Module, precisions: list[float]) -> Tuned:
+    def _by_samples(self, model: nn.Module, precisions: list[float]) -> Record:
         """EM from the precisions of the cheaper structure: from a single precision it needs several more steps."""
         options: dict[str, Any] = {"structure": lw.MatrixFree(preconditioner=None)}
         options["prior"] = lw.prior(model, groups="normalised")
         posterior, seconds = timed(partial(lw.fit, model, self._data, "classification", **options))
-        found = Tuned(row=self._network(model), precisions=precisions, path=NO_PATH)
+        found = Record(row=self._network(model), precisions=precisions, path=NO_PATH)
         found["row"]["seconds"] = seconds
         for number in range(self.size.n_rounds):
             name = f"{SAMPLES}-{number}"
@@ -221,7 +174,7 @@ class SampledJob:
                 posterior, seconds = timed(partial(self._stepped, start))
                 row = self._row(SAMPLES, lw.from_samples(posterior), found["row"]["seconds"] + seconds)
                 path = _path(posterior.history[len(start.history) :], found["path"])
-                kept = Tuned(row=row, precisions=_precisions(posterior), path=path)
+                kept = Record(row=row, precisions=_precisions(posterior), path=path)
                 self._keep(name, self.sampled_with, kept)
             found = kept
             if found["path"]["change"][-1] < RTOL:
@@ -233,15 +186,15 @@ class SampledJob:
             warnings.simplefilter("ignore", UserWarning)  # the number of steps is part of the study's size
             return lw.tune(start, self._data, by=self.size.em)
 
-    def _network(self, model: nn.Module) -> SampledRow:
+    def _network(self, model: nn.Module) -> Record:
         score = scores.map_classes(model, self.parts).score("network", self.parts.test.y)
-        return SampledRow(score=score, joint_nll=self._joint(scores.outputs(model, self.parts.test.x)[None]), seconds=0)
+        return Record(score=score, joint_nll=self._joint(scores.outputs(model, self.parts.test.x)[None]), seconds=0)
 
-    def _row(self, method: str, posterior: lw.Posterior, seconds: float) -> SampledRow:
+    def _row(self, method: str, posterior: lw.Posterior, seconds: float) -> Record:
         score = scores.of_posterior(posterior, self.parts, classes=True).score(method, self.parts.test.y)
         draw = posterior.functions(N_DRAWS, torch.Generator().manual_seed(self.seed))
         f = torch.cat([draw(x).detach().double() for x in self.parts.test.x.split(scores.CHUNK)], 1)
-        return SampledRow(score=score, joint_nll=self._joint(f), seconds=seconds)
+        return Record(score=score, joint_nll=self._joint(f), seconds=seconds)
 
     def _joint(self, f: Tensor) -> float:
         """−log 1/S Σ_s Π_i p(y_i | f_s(x_i)) over the labels of a dyad, mean over dyads; f (S, N, C)."""
@@ -262,12 +215,52 @@ def _precisions(tuned: lw.Posterior) -> list[float]:
     return tuned.prior.precisions.tolist()
 
 
-def _path(steps: Sequence[Any], before: EmPath) -> EmPath:
+def _path(steps: Sequence[Any], before: Record) -> Record:
     """The steps of this round appended to those before, whose last step it repeats."""
     steps = steps[1:] if before["change"] else steps
-    return EmPath(
+    return Record(
         effective_dimension=before["effective_dimension"] + [sum(step.effective_dimension) for step in steps],
         change=before["change"] + [step.change for step in steps],
         residual=before["residual"] + [step.residual for step in steps],
         products=before["products"] + [step.n_products for step in steps],
     )
+
+
+def methods(record: Record) -> list[str]:
+    return [row["score"]["method"] for row in record["runs"][0]["rows"]]
+
+
+def values(record: Record, method: str, key: str) -> list[float]:
+    """One score by seed."""
+    rows = [row for run in record["runs"] for row in run["rows"] if row["score"]["method"] == method]
+    return [float({**row["score"], **row}[key]) for row in rows]
+
+
+def settled(path: Record) -> int:
+    """The step from which on the effective dimension stays within 5% of its last value."""
+    gamma = path["effective_dimension"]
+    far = [k for k, value in enumerate(gamma) if abs(value - gamma[-1]) > 0.05 * gamma[-1]]
+    return far[-1] + 1 if far else 0
+
+
+def claims(record: Record) -> list[Claim]:
+    def at(method: str, key: str) -> float:
+        return fmean(values(record, method, key))
+
+    paths, ece = [run["path"] for run in record["runs"]], [at(m, "ece") for m in (SAMPLES, *STRUCTURES)]
+    steps, last = [len(path["change"]) - 1 for path in paths], [path["change"][-1] for path in paths]
+    stops = [n <= FEW and change < RTOL for n, change in zip(steps, last, strict=True)]
+    settle = [settled(path) for path in paths]
+    return [
+        below("samples under the full GGN have a better joint NLL than Kronecker factors",
+              at(SAMPLES, "joint_nll"), at("Kronecker", "joint_nll"), wanted="better", shown="{:.2f}"),
+        Claim("better calibrated (ECE) than last layer, diagonal and Kronecker factors", "better",
+              f"{ece[0]:.3f} against {listed(ece[1:])}", ece[0] < min(ece[1:])),
+        below("better NLL than the last layer", at(SAMPLES, "nll"), at("last layer", "nll"), wanted="better"),
+        Claim(f"EM converges in a few steps: every precision moves by less than {RTOL:.0%}", f"≤ {FEW} steps",
+              f"after {listed(steps, '{}')} steps the largest change of a log precision is {listed(last, '{:.2g}')}",
+              all(stops)),
+        Claim("the effective dimension settles in a few steps, to 5%", f"≤ {FEW} steps",
+              f"{listed(settle, '{}')} of {listed(steps, '{}')} steps",
+              max(settle) <= FEW if min(n - k for n, k in zip(steps, settle, strict=True)) > 1 else None),
+    ]  # fmt: skip
