@@ -1,13 +1,13 @@
-"""docs/results.md: every claim of every source beside what was measured, made from the records in docs/records.
+"""Every claim of every source beside what was measured, made from the records in docs/records: docs/results.md, and the
+table of claims on the page of each study.
 
-`python tools/results_page.py` writes the page; a test fails when it is stale. Given the claims.json of a study that was
+`python tools/results_page.py` writes them; a test fails when one is stale. Given the claims.json of a study that was
 run (`lapwing reproduce STUDY --out FOLDER` writes FOLDER/STUDY/claims.json), it keeps them as a record first.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -19,6 +19,7 @@ from lapwing_studies.reproduce.claims import FAILS, HOLDS, OPEN, VERDICTS, KeptC
 
 DOCS = Path(__file__).parent.parent / "docs"
 RECORDS, PAGE = DOCS / "records", DOCS / "results.md"
+START, END = "<!-- claims: made by tools/results_page.py -->", "<!-- end of claims -->"
 KEYS = {"study", "paper", "tier", "seeds", "command", "claims"}
 ROW = {"claim", "published", "measured", "verdict"}
 
@@ -64,19 +65,34 @@ def page(found: Sequence[KeptClaims]) -> str:
 
 
 def _study(record: KeptClaims) -> list[str]:
-    n, shows = record["seeds"], registry.entry(record["study"]).shows
-    head = "| claim | published or wanted | measured | verdict |"
-    lines = [
-        f"`{record['command']}`: [{shows}]({page_of(record)}); {record['tier']}, "
-        f"{n} {'seed or split' if n == 1 else 'seeds or splits'}.",
-        "",
-        head,
-        "| --- | --- | --- | --- |",
-    ]
+    shows = registry.entry(record["study"]).shows
+    return [f"`{record['command']}`: [{shows}]({page_of(record)}); {_size(record)}.", "", *_table(record)]
+
+
+def _size(record: KeptClaims) -> str:
+    return f"{record['tier']}, {record['seeds']} {'seed or split' if record['seeds'] == 1 else 'seeds or splits'}"
+
+
+def _table(record: KeptClaims) -> list[str]:
+    lines = ["| claim | published or wanted | measured | verdict |", "| --- | --- | --- | --- |"]
     for row in record["claims"]:
         cells = (row["claim"], row["published"], row["measured"], _mark(row["verdict"]))
         lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
     return lines
+
+
+def on_page(record: KeptClaims) -> str:
+    """The claims as they stand on the page of their study."""
+    return "\n".join([START, "", f"`{record['command']}` ({_size(record)}):", "", *_table(record), "", END])
+
+
+def with_claims(text: str, record: KeptClaims) -> str:
+    """A study's page with its present claims; raises if it has no place for them."""
+    before, start, rest = text.partition(START)
+    _, end, after = rest.partition(END)
+    if not start or not end:
+        raise ValueError(f"{page_of(record)} needs the lines {START!r} and {END!r}: the table of claims goes there.")
+    return before + on_page(record) + after
 
 
 def page_of(record: KeptClaims) -> str:
@@ -85,11 +101,6 @@ def page_of(record: KeptClaims) -> str:
 
 def _mark(verdict: str) -> str:
     return {HOLDS: verdict, FAILS: f"**{verdict}**", OPEN: f"*{verdict}*"}[verdict]
-
-
-def numbers(text: str) -> set[str]:
-    """The numbers in a text, so that those of a record can be looked for on its page."""
-    return set(re.findall(r"\d+(?:[.,]\d+)*", text))
 
 
 def keep(path: Path) -> Path:
@@ -103,4 +114,8 @@ def keep(path: Path) -> Path:
 if __name__ == "__main__":
     for argument in sys.argv[1:]:
         keep(Path(argument))
-    PAGE.write_text(page(records()), encoding="utf-8")
+    found = records()
+    PAGE.write_text(page(found), encoding="utf-8")
+    for record in found:
+        path = DOCS / page_of(record)
+        path.write_text(with_claims(path.read_text("utf-8"), record), encoding="utf-8")

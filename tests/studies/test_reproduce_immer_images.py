@@ -87,8 +87,8 @@ def test_claims_hold_when_they_hold_and_fail_when_they_fail() -> None:
     good = [claim.holds for claim in study_module.claims(made_up(0.2, 0.9))]
     bad = [claim.holds for claim in study_module.claims(made_up(0.9, 0.2))]
     # One size of the process, the evidence prefers the worse precision, and no CIFAR-10.
-    assert good == [True] * 7 + [None, False, None]
-    assert bad == [False] * 7 + [None, False, None]
+    assert good == [True] * 7 + [None, False, None, None]
+    assert bad == [False] * 7 + [None, False, None, None]
 
 
 @pytest.mark.slow

@@ -176,18 +176,11 @@ def claims(record: Record) -> list[Claim]:
     tasks = grouped(record["runs"], "task")
     below = {name: fmean(gains(runs)) for name, runs in tasks.items()}
     worst, cost = min(below, key=below.__getitem__), max(map(trainings, tasks.values()))
-    closer = [
-        abs(fmean(r["nll"]["Lapwing"] for r in tasks[e["task"]]) - e["nll"])
-        < abs(fmean(r["nll"]["temperature"] for r in tasks[e["task"]]) - e["nll"])
-        for e in record["ensembles"]
-    ]
     return [
         at_least("test NLL below temperature scaling's", len(tasks) - 1, [gain > 0 for gain in below.values()]),
         Claim("worst task against temperature scaling", f"≤ {MARGIN:+.3f}", f"{-below[worst]:+.4f} ({worst})",
               -below[worst] <= MARGIN),
-        Claim("fit, tune and predict cost less than the four further networks of an ensemble", "< 4 trainings",
-              f"{cost:.2f} at most", cost < 4),
-        at_least("nearer to the ensemble's NLL than temperature scaling is", len(tasks) - 1, closer),
+        Claim("fit, tune and predict, in trainings of one network", "< 2", f"{cost:.2f} at most", cost < 2),
     ]  # fmt: skip
 
 
