@@ -61,7 +61,9 @@ def _paint(ax: Axes, run: Record) -> None:
     for name, values in run["curves"].items():
         base = name.rstrip(" −+")
         if name.endswith("−"):
-            ax.fill_between(run["x"], values, run["curves"][f"{base} +"], color=COLOURS[base], alpha=0.25, linewidth=0)
+            ax.fill_between(
+                run["x"], values, run["curves"][f"{base} +"], color=COLOURS[base], alpha=0.25, linewidth=0, label=base
+            )
         elif not name.endswith("+"):
             ax.plot(run["x"], values, color=COLOURS[base], label=base, linestyle="--" if base in DASHED else "-")
             if run["name"] == "mode":
