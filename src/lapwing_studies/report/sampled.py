@@ -14,7 +14,8 @@ from lapwing_studies.report.figures import Figure, Panel
 from lapwing_studies.report.palette import GLM, MUTED
 from lapwing_studies.report.study import StudyPage
 from lapwing_studies.report.tables import Table
-from lapwing_studies.reproduce.sampled import SAMPLES, methods, values
+from lapwing_studies.reproduce.sampled import SAMPLES
+from lapwing_studies.reproduce.sampled_claims import methods, values
 from lapwing_studies.reproduce.study import Record
 
 if TYPE_CHECKING:

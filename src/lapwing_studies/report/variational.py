@@ -14,7 +14,7 @@ from lapwing_studies.report.tables import Table
 from lapwing_studies.reproduce.means import mean_of
 from lapwing_studies.reproduce.published import VARIATIONAL_LAPLACE, VARIATIONAL_SECONDS
 from lapwing_studies.reproduce.study import Record
-from lapwing_studies.reproduce.variational import WAYS, beta_of, runs_of, scores_of
+from lapwing_studies.reproduce.variational_claims import WAYS, beta_of, runs_of, scores_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

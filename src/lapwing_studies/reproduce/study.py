@@ -40,6 +40,14 @@ class Study:
         """The record of the whole study: what all runs have in common, and the record of each job."""
         return Record(study=name, effort=self.effort.name, n_seeds=self.n_seeds, **facts, runs=done(self, jobs))
 
+    def once(self, name: str, made_with: str, work: Callable[[], Record]) -> Record:
+        """A stored record, or what `work` gives, stored at once."""
+        kept = None if self.again else self.store.record(name, made_with)
+        if kept is None:
+            kept = work()
+            self.store.keep_record(name, made_with, kept)
+        return kept
+
     def network(
         self,
         job: Seeded,
