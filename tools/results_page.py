@@ -1,13 +1,16 @@
 """Every claim of every source beside what was measured, made from the records in docs/records: docs/results.md, and the
 table of claims on the page of each study.
 
-`python tools/results_page.py` writes them; a test fails when one is stale. Given the claims.json of a study that was
-run (`lapwing reproduce STUDY --out FOLDER` writes FOLDER/STUDY/claims.json), it keeps them as a record first.
+`python tools/results_page.py` writes them; a test fails when one is stale. Given the folder of a study that was run
+(`lapwing reproduce STUDY --out FOLDER` writes FOLDER/STUDY), it first keeps its claims as a record and its picture in
+docs/assets, and brings the tables of the study's page up to date that have the same columns.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -103,12 +106,34 @@ def _mark(verdict: str) -> str:
     return {HOLDS: verdict, FAILS: f"**{verdict}**", OPEN: f"*{verdict}*"}[verdict]
 
 
-def keep(path: Path) -> Path:
-    record = json.loads(path.read_text("utf-8"))
-    kept = RECORDS / f"{record['study']}.json"
-    kept.parent.mkdir(exist_ok=True)
-    kept.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return kept
+def keep(folder: Path) -> None:
+    record = json.loads((folder / "claims.json").read_text("utf-8"))
+    text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+    (RECORDS / f"{record['study']}.json").write_text(text, encoding="utf-8")
+    shutil.copyfile(folder / "picture.png", DOCS / "assets" / f"{record['study']}.png")
+    path = DOCS / page_of(record)
+    tables = (folder / "tables.md").read_text("utf-8")
+    path.write_text(with_tables(path.read_text("utf-8"), tables), encoding="utf-8")
+
+
+TABLE = re.compile(r"^\|.*\|\n\|[ |:-]+\|\n(?:\|.*\|\n)*", re.MULTILINE)
+
+
+def with_tables(text: str, tables: str) -> str:
+    """The page with the tables that have the columns of one of its own, in the order in which they occur."""
+    found: dict[str, list[str]] = {}
+    for table in TABLE.findall(tables):
+        found.setdefault(_columns(table), []).append(table)
+
+    def newer(match: re.Match[str]) -> str:
+        same = found.get(_columns(match[0]), [])
+        return same.pop(0) if same else match[0]
+
+    return TABLE.sub(newer, text)
+
+
+def _columns(table: str) -> str:
+    return table.split("\n", 1)[0]
 
 
 if __name__ == "__main__":

@@ -37,6 +37,13 @@ def test_a_planted_mistake_is_found_on_the_page_of_a_study() -> None:
         results_page.with_claims("# A page without a place for claims", record)
 
 
+def test_tables_of_a_page_are_replaced_by_those_with_the_same_columns() -> None:
+    page = "# Page\n\n| a | b |\n| --- | ---: |\n| x | 1 |\n\nWords.\n\n| c |\n| --- |\n| y |\n"
+    newer = "Title\n\n| a | b |\n| --- | ---: |\n| x | 2 |\n| z | 3 |\n\nOther\n\n| d |\n| --- |\n| 9 |\n"
+    found = results_page.with_tables(page, newer)
+    assert found == page.replace("| x | 1 |\n", "| x | 2 |\n| z | 3 |\n")
+
+
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record["study"])
 def test_a_record_is_that_of_its_study(record: KeptClaims) -> None:
     entry = registry.entry(record["study"])

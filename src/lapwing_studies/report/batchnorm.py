@@ -72,7 +72,7 @@ def scores(record: Record) -> Table:
     rows = []
     for k, way in enumerate(TUNINGS):
         same = [run["rows"][k] for run in record["runs"]]
-        rows.append((*way, _precisions(same), *(mean([r[key] for r in same], "{:.3g}") for key in COLUMNS.values())))
+        rows.append((*way, _precisions(same), *(mean([r[key] for r in same], "{:.3f}") for key in COLUMNS.values())))
     return table(
         "batchnorm", "Three ways to tune one network",
         f"{over_seeds(record)} The geometric mean of the precision where there is one.",

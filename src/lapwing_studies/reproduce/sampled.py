@@ -173,21 +173,17 @@ class SampledJob:
 
     def _network(self, model: nn.Module) -> Record:
         score = scores.map_classes(model, self.parts).score("network", self.parts.test.y)
-        return Record(
-            score=score,
-            joint_nll=scores.joint_nll(
-                scores.outputs(model, self.parts.test.x)[None], self.parts.test.y, N_DYADS, self.seed
-            ),
-            seconds=0,
-        )
+        return self._with_joint(score, scores.outputs(model, self.parts.test.x)[None], 0)
 
     def _row(self, method: str, posterior: lw.Posterior, seconds: float) -> Record:
         score = scores.of_posterior(posterior, self.parts, classes=True).score(method, self.parts.test.y)
         draw = posterior.functions(N_DRAWS, torch.Generator().manual_seed(self.seed))
         f = torch.cat([draw(x).detach().double() for x in self.parts.test.x.split(scores.CHUNK)], 1)
-        return Record(
-            score=score, joint_nll=scores.joint_nll(f, self.parts.test.y, N_DYADS, self.seed), seconds=seconds
-        )
+        return self._with_joint(score, f, seconds)
+
+    def _with_joint(self, score: scores.ScoreRow, f: Tensor, seconds: float) -> Record:
+        joint = scores.joint_nll(f, self.parts.test.y, N_DYADS, self.seed)
+        return Record(score=score, joint_nll=joint, seconds=seconds)
 
 
 def _at(posterior: lw.Posterior, precisions: list[float]) -> lw.Posterior:
