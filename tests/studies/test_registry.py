@@ -23,6 +23,13 @@ def test_every_study_has_what_the_command_calls(entry: registry.Entry) -> None:
     assert all(cost.seeds >= 1 and cost.takes for cost in entry.tiers.values())
 
 
+@pytest.mark.parametrize("entry", registry.STUDIES, ids=lambda entry: entry.name)
+def test_a_study_is_short(entry: registry.Entry) -> None:
+    """What would make it longer belongs into the shared modules."""
+    for module in (entry.study, entry.report):
+        assert len(Path(str(module.__file__)).read_text(encoding="utf-8").splitlines()) <= 200
+
+
 def test_names_are_distinct() -> None:
     assert len(set(registry.names())) == len(registry.STUDIES)
     assert "all" not in registry.names()

@@ -24,14 +24,13 @@ from lapwing_studies.reproduce.claims import Claim, above, below, listed
 from lapwing_studies.reproduce.immer_images_networks import all_cnn, small_cnn, three_and_three
 from lapwing_studies.reproduce.means import grouped, mean_of, where
 from lapwing_studies.reproduce.parts import Parts
-from lapwing_studies.reproduce.scores import entropy, outputs
+from lapwing_studies.reproduce.scores import CHUNK, entropy, outputs
 from lapwing_studies.reproduce.study import Record, Study, timed
 from lapwing_studies.reproduce.training import Recipe
 
 Network = Callable[[int, int], nn.Module]
 OUTSIDE = {"fashion_mnist": "MNIST", "cifar10": "SVHN"}
 GLM, BNN, DAMPENED = "GLM", "BNN", "BNN dampened"
-CHUNK = 250
 
 
 @dataclass(frozen=True)

@@ -109,12 +109,9 @@ class SampledJob:
     def learnt(self) -> tuple[Tensor, Tensor]:
         return self.parts.train.x, self.parts.train.y
 
-    def trained(self) -> nn.Module:
-        make = partial(staged_resnet, self.parts.train.x.shape[-1], self.size.widths)
-        return self.study.network(self, make, self.parts, self.size.recipe, made_with=self.trained_with)
-
     def run(self) -> Record:
-        model = self.trained()
+        make = partial(staged_resnet, self.parts.train.x.shape[-1], self.size.widths)
+        model = self.study.network(self, make, self.parts, self.size.recipe, made_with=self.trained_with)
         cheaper = [self._structured(model, method) for method in STRUCTURES]
         sampled = self._by_samples(model, cheaper[-1]["precisions"])
         return Record(
@@ -155,7 +152,9 @@ class SampledJob:
 
         def one_round(before: Record) -> Record:
             start = _at(current[0], before["precisions"])
-            current[0], seconds = timed(partial(self._stepped, start))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # the number of steps is part of the study's size
+                current[0], seconds = timed(partial(lw.tune, start, self.learnt, by=self.size.em))
             row = self._row(SAMPLES, lw.from_samples(current[0]), before["row"]["seconds"] + seconds)
             path = _path(current[0].history[len(start.history) :], before["path"])
             return Record(row=row, precisions=_precisions(current[0]), path=path)
@@ -165,11 +164,6 @@ class SampledJob:
             if found["path"]["change"][-1] < RTOL:
                 break
         return found
-
-    def _stepped(self, start: lw.Posterior) -> lw.Posterior:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the number of steps is part of the study's size
-            return lw.tune(start, self.learnt, by=self.size.em)
 
     def _network(self, model: nn.Module) -> Record:
         score = scores.map_classes(model, self.parts).score("network", self.parts.test.y)
