@@ -11,7 +11,6 @@
 # ---
 
 # %% [markdown]
-# %% [markdown]
 # # Bayesian optimisation with a network
 #
 # Every measurement of an expensive function is worth thinking about: where is the next one likely to be the best yet?

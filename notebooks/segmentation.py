@@ -11,7 +11,6 @@
 # ---
 
 # %% [markdown]
-# %% [markdown]
 # # Segmentation: doubt for every pixel
 #
 # A segmentation network gives every pixel a class. With a posterior every pixel has a doubt too, in two parts:

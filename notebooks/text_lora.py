@@ -11,17 +11,17 @@
 # ---
 
 # %% [markdown]
-# %% [markdown]
 # # Text: LoRA with error bars
 #
-# A pretrained encoder, some thousand adapter weights trained on top, and 160 sentences. So little data leave much open,
+# A pretrained encoder, some thousand adapter weights trained on top, and a hundred sentences. So little data leave much open,
 # and a fine-tuned model does not say so. `lapwing.transformers.fit(trainer)` gives the adapters a posterior, through the
 # Trainer that trained them.
 #
 # ## Sentences
 #
-# Generated reviews: a subject, what it was, and sometimes a *not*. Labels: good or bad. The test has three parts:
-# sentences as in training, sentences with words that were not in training, and sentences about something else.
+# Generated reviews: a subject, what it was, and sometimes a *not*. Labels: good or bad, and one in seven is a mistake of
+# the person who labelled it, as happens. The test has three parts: sentences as in training, sentences with words that
+# were not in training, and sentences about something else.
 
 # %%
 import random
@@ -44,6 +44,7 @@ logging.disable_progress_bar()
 SUBJECTS = ["the film", "this book", "the hotel", "her new song", "the soup", "our guide", "the second half"]
 GOOD, BAD = ["great", "lovely", "clever", "warm", "a delight"], ["dull", "awful", "careless", "cold", "a mess"]
 NEW_GOOD, NEW_BAD = ["superb", "charming", "witty", "flawless"], ["dreadful", "tedious", "sloppy", "pointless"]
+MISTAKES = 1 / 7
 OTHER = ["water boils at one hundred degrees", "the train to Porto leaves from platform two", "add two spoons of flour",
          "seven times eight is fifty-six", "the parcel weighs three kilograms", "turn left after the bridge",
          "cobalt is a metal", "the meeting was moved to Tuesday"]  # fmt: skip
@@ -54,12 +55,13 @@ def reviews(n, good, bad, seed):
     for _ in range(n):
         label, negated = draw.random() < 0.5, draw.random() < 0.35
         word = draw.choice(good if label != negated else bad)
-        extra = draw.choice(["", ", I think", " from start to end", ", as we had hoped" if label else ", sadly"])
+        extra = draw.choice(["", ", I think", " from start to end", ", as we had been told"])
+        label = label != (draw.random() < MISTAKES)
         found.append((f"{draw.choice(SUBJECTS)} was {'not ' if negated else ''}{word}{extra}", int(label)))
     return found
 
 
-train, held_out = reviews(160, GOOD, BAD, seed=0), reviews(150, GOOD, BAD, seed=1)
+train, held_out = reviews(100, GOOD, BAD, seed=0), reviews(150, GOOD, BAD, seed=1)
 new_words = reviews(150, NEW_GOOD, NEW_BAD, seed=2)
 print(*(f"{label}  {text}" for text, label in train[:4]), sep="\n")
 
@@ -137,7 +139,7 @@ def rows(pairs):
 
 # %%
 arguments = TrainingArguments(
-    tempfile.mkdtemp(), num_train_epochs=6, per_device_train_batch_size=10, gradient_accumulation_steps=2,
+    tempfile.mkdtemp(), num_train_epochs=18, per_device_train_batch_size=10, gradient_accumulation_steps=2,
     learning_rate=3e-3, weight_decay=0.0, report_to=[], save_strategy="no", logging_strategy="no", use_cpu=True,
     disable_tqdm=True, seed=0, label_names=["labels"],
 )  # fmt: skip
@@ -170,9 +172,12 @@ for name, pairs in (("as in training", held_out), ("new words", new_words)):
     print(f"{name:14s}{100 * accuracy:9.1f} %{nll[0]:14.3f}{nll[1]:11.3f}{ece[0]:14.3f}{ece[1]:11.3f}")
 
 # %% [markdown]
+# A hundred sentences, some with wrong labels, are learnt by heart: the network is sure, and wrong once in three. Its
+# accuracy is what it is; the posterior's probabilities say so.
+#
 # And the sentences about something else, for which neither label is right. Here doubt is the only good answer.
 
-# %% alt="For each sentence about something else, the probability of the likelier label by the network, near one, and by the posterior, mostly nearer to one half; histograms of epistemic uncertainty for the three kinds of sentences."
+# %% alt="For each sentence about something else, the probability of the likelier label by the network and by the posterior, whose is nearer to one half. Right: histograms of epistemic uncertainty for the three kinds of sentences."
 plain, p = answers(OTHER)
 fig, (left, right) = plt.subplots(1, 2, figsize=(11, 3.8), width_ratios=(3, 2))
 place = torch.arange(len(OTHER))
