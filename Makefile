@@ -18,7 +18,7 @@ WORKERS ?= 2
 PYTEST  := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test test-fast test-slow test-browser test-transformers test-adapters dist test-dist mutants lint typecheck format docs playground test-playground bench bench-peers try-peers clean
+.PHONY: help setup setup-demo demo test test-fast test-slow test-browser test-transformers test-adapters notebooks test-notebooks dist test-dist mutants lint typecheck format docs playground test-playground bench bench-peers try-peers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,14 @@ test-adapters: $(DEV) ## Lightning, Hugging Face Trainer, BoTorch, ONNX (install
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,lightning,hf,botorch,export]'
 	$(PYTEST) -m adapters tests/integrations
 	LAPWING_ADAPTERS=1 $(PYTEST) docs/lightning.md docs/hugging-face.md docs/botorch.md docs/export.md docs/tutorials/lora.md
+
+notebooks: $(DEV) ## execute the notebooks and write their pages into docs/notebooks (minutes; installs their extras first)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,hf,botorch,jobs]'
+	OMP_NUM_THREADS=1 $(BIN)/python tools/notebooks.py
+
+test-notebooks: $(DEV) ## execute every notebook, writing nothing (minutes; installs their extras first)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,hf,botorch,jobs]'
+	$(PYTEST) -m notebooks tests/docs/test_notebooks.py
 
 lint: $(DEV) ## linter and formatter, changing nothing
 	$(BIN)/ruff check .

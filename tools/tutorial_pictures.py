@@ -22,8 +22,9 @@ from matplotlib.figure import Figure
 import lapwing as lw
 from lapwing_studies.report.palette import GLM, INK, MAP, MUTED, PAPER, SAMPLED, STYLE
 from lapwing_studies.report.tutorial import paint
+from lapwing_studies.reproduce.study import Record
 from lapwing_studies.reproduce.tutorial import density_panel, logistic_panel
-from lapwing_studies.reproduce.tutorial_networks import Panel, mode_panel, network_panel, scale_panel
+from lapwing_studies.reproduce.tutorial_networks import mode_panel, network_panel, scale_panel
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -71,7 +72,7 @@ def mode() -> Figure:
 
 
 def _of_study(
-    panel: Panel, *, title: str | None = None, ylim: tuple[float, float] | None = None, points: bool = False
+    panel: Record, *, title: str | None = None, ylim: tuple[float, float] | None = None, points: bool = False
 ) -> Figure:
     canvas, (ax,) = _axes(1, (7.0, 3.8))
     paint(ax, panel)

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 TEXTS = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
-SECTIONS = ["Start", "Tutorials", "Guides", "Concepts", "Reference", "Reproduced results", "Development"]
+SECTIONS = ["Start", "Tutorials", "Guides", "Notebooks", "Concepts", "Reference", "Reproduced results", "Development"]
 PUBLIC = sorted(name for name in dir(lw) if not name.startswith("_"))
 
 hook = runpy.run_path(str(ROOT / "tools" / "glossary_links.py"))
