@@ -76,11 +76,6 @@ def _of_study(
 ) -> Figure:
     canvas, (ax,) = _axes(1, (7.0, 3.8))
     paint(ax, panel)
-    drawn = [line for line in ax.get_lines() if line.get_marker() in (None, "None")]
-    for line, name in zip(drawn, [name for name in panel["curves"] if name[-1] not in "−+"], strict=True):
-        line.set_label(name)
-    for band, name in zip(ax.collections, [name for name in panel["curves"] if name.endswith("−")], strict=True):
-        band.set_label(f"{name[:-2]}, two standard deviations")
     if points:
         ax.plot(*_sine(), ".", color=INK, markersize=4, label="data")
     ax.set_title(title) if title else None
