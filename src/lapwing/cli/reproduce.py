@@ -61,18 +61,17 @@ class Options:
 
 def run_study(options: Options) -> tuple[Any, StudyPage, Path]:
     """Run what has not been run; write record.json, claims.json, report.html, picture.png and tables.md."""
-    from lapwing_studies.report.study import markdown, write_study
+    from lapwing_studies.report.study import markdown, study_page, write_cover, write_study
     from lapwing_studies.reproduce.claims import kept
 
     entry = options.entry
     record = entry.study.run(study(options))
-    page, folder = entry.report.page(record, options.command), options.out / options.table
+    page, folder = study_page(entry, record, options.command), options.out / options.table
     path = write_study(page, folder / "report.html")
-    entry.report.picture(record, folder / "picture.png")
+    write_cover(page, folder / "picture.png")
     _write_json(record, folder / "record.json")
-    if (claims := entry.claims) is not None:
-        rows = kept(entry.name, entry.paper, options.level, options.n_seeds, options.command, claims.claims(record))
-        _write_json(rows, folder / "claims.json", indent=1)
+    rows = kept(entry.name, entry.paper, options.level, options.n_seeds, options.command, entry.claims(record))
+    _write_json(rows, folder / "claims.json", indent=1)
     tables = "\n\n".join(f"{table.title}\n\n{markdown(table)}" for table in page.tables)
     (folder / "tables.md").write_text(tables + "\n", encoding="utf-8")
     return record, page, path
