@@ -140,3 +140,28 @@ def test_what_is_not_there_is_named():
     la.fit(loader(X, TARGETS))
     with pytest.raises(lw.InputError, match="val_loader"):
         la.optimize_prior_precision(method="gridsearch")
+
+
+def test_attributes_that_are_not_there_are_named_and_absent():
+    la = Laplace(network(1), "regression")
+    la.fit(loader(X, TARGETS))
+    for name, instead in (("state_dict", "lw.save"), ("functional_variance", r"outputs\(x\).cov"), ("H", "curvature")):
+        assert not hasattr(la, name)
+        with pytest.raises(lw.StructureError, match=instead):
+            getattr(la, name)
+    with pytest.raises(AttributeError, match="no attribute 'posterior_mean'"):
+        la.posterior_mean  # noqa: B018
+
+
+def test_the_last_layer_can_be_named_and_gradients_switched_on():
+    model = network(3)
+    la = Laplace(model, "classification", last_layer_name="2", enable_backprop=True)
+    plain = Laplace(model, "classification")
+    for each in (la, plain):
+        each.fit(loader(X, LABELS))
+    assert (la.n_params, la.n_outputs) == (18, 3)
+    assert_close(la(X_TEST), plain(X_TEST))
+    assert_close(la.posterior_covariance.diagonal(), la.posterior_variance)
+    x = X_TEST.clone().requires_grad_()
+    (g,) = torch.autograd.grad(la(x).square().sum(), x)
+    assert bool(g.ne(0).any())

@@ -29,6 +29,24 @@ _STRUCTURES: Mapping[str, Any] = {
 # "layerwise" is one precision for each tensor there.
 _GROUPS = {"scalar": priors.isotropic, "layerwise": priors.tensorwise, "diag": priors.elementwise}
 
+# What theirs has besides, and what to ask instead.
+_ABSENT: Mapping[str, str] = {
+    "state_dict": "lw.save(la.posterior, path) writes a file without pickle",
+    "load_state_dict": "lw.load(path, model) gives the posterior",
+    "functional_variance": "la.posterior.outputs(x).cov",
+    "functional_covariance": "la.posterior.joint_outputs(x).cov",
+    "posterior_precision": "la.posterior.precision has solve, logdet and mv",
+    "posterior_scale": "la.posterior.sample(n) and la.posterior_covariance",
+    "log_det_ratio": "la.posterior.log_evidence() is the sum of its terms",
+    "scatter": "la.posterior.log_evidence() is the sum of its terms",
+    "gridsearch": "la.optimize_prior_precision(method='gridsearch', val_loader=...)",
+    "H": "la.posterior.curvature has mv and to_dense",
+}
+
+
+class AbsentError(StructureError, AttributeError):
+    """An attribute of laplace-torch's that this one does not have; `hasattr` is false."""
+
 
 class Laplace:
     """`Laplace(model, likelihood, subset_of_weights="last_layer", hessian_structure="kron", ...)`."""
@@ -44,6 +62,8 @@ class Laplace:
         prior_precision: Any = 1.0,
         prior_mean: Any = 0.0,
         temperature: float = 1.0,
+        enable_backprop: bool = False,
+        last_layer_name: str | None = None,
         backend: Any = None,
         **options: Any,
     ) -> None:
@@ -56,7 +76,9 @@ class Laplace:
         if hessian_structure not in _STRUCTURES:
             raise InputError(f"hessian_structure: expected one of {', '.join(_STRUCTURES)}, got {hessian_structure!r}.")
         self.model, self.likelihood = model, likelihood
-        self._params, self._structure = subset_of_weights, _STRUCTURES[hessian_structure]
+        named = subset_of_weights == "last_layer" and last_layer_name is not None
+        self._params = [f"{last_layer_name}.*"] if named else subset_of_weights
+        self._structure, self.enable_backprop = _STRUCTURES[hessian_structure], enable_backprop
         self._fisher, self.temperature = _fisher(backend), temperature
         self._sigma_noise, self._prior_precision, self._prior_mean = sigma_noise, prior_precision, prior_mean
         self._fitted: Posterior | None = None
@@ -175,6 +197,11 @@ class Laplace:
     def sample(self, n_samples: int = 100, generator: torch.Generator | None = None) -> Tensor:
         return self.posterior.sample(n_samples, generator)
 
+    def __getattr__(self, name: str) -> NoReturn:
+        if name in _ABSENT:
+            raise AbsentError(_message(name, _ABSENT[name]))
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     # --- values ----------------------------------------------------------------------------------------
 
     @property
@@ -199,6 +226,14 @@ class Laplace:
     @property
     def log_likelihood(self) -> Tensor:
         return self.posterior.log_lik()
+
+    @property
+    def n_outputs(self) -> int:
+        return self.posterior.linearised.k
+
+    @property
+    def posterior_covariance(self) -> Tensor:
+        return self.posterior.covariance()
 
     @property
     def posterior_variance(self) -> Tensor:
@@ -274,7 +309,11 @@ def _fisher(backend: Any) -> str:
 
 
 def _refuse(what: str, instead: str = "") -> NoReturn:
-    raise StructureError(
+    raise StructureError(_message(what, instead))
+
+
+def _message(what: str, instead: str) -> str:
+    return (
         f"lapwing.compat.laplace_torch has no {what}. {instead + '. ' if instead else ''}See the page "
         '"Coming from laplace-torch" for what differs.'
     )

@@ -139,6 +139,17 @@ def _gp_covariance(w: Workload) -> Timed:
     return Timed(lambda: posterior.outputs(w.x).cov, w.forward)
 
 
+def _input_gradients(w: Workload) -> Timed:
+    """A prediction and the gradient of its entropy in the inputs; the unit is the prediction alone."""
+    posterior, x = _prepared(w, structure="kron").with_prior(1.0), w.x.clone().requires_grad_()
+    posterior.predict(w.x[:1])  # says now that it is not tuned
+
+    def with_gradients() -> None:
+        torch.autograd.grad(posterior.predict(x).entropy.sum(), x)
+
+    return Timed(with_gradients, lambda: posterior.predict(w.x).entropy)
+
+
 def _four_times_as_many(w: Workload) -> Timed:
     posterior, x = _prepared(w, structure="kron"), w.x.repeat(4, *(1 for _ in w.x.shape[1:]))
     return Timed(lambda: posterior.outputs(x).cov, lambda: posterior.outputs(w.x).cov, unit_share=4.0)
@@ -234,6 +245,9 @@ CASES: dict[str, Case] = {
         {"W2": 22, "W3": 18, "W4": 40, "W5": 40, "W5-mha": None},
         _covariance("kron"),
         PREDICTIVE_MIB,
+    ),
+    "input-gradients": Case(
+        "prediction at 256 inputs and its gradients in them", "prediction alone", {"W2": 4, "W3": 4}, _input_gradients
     ),
     "gp-fit": Case("GP of 1,000 points, independent outputs: fit and factors", GE, {"W2": 30, "W3": 30}, _gp_fit),
     "gp-covariance": Case(

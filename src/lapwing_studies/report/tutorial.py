@@ -53,10 +53,10 @@ def page(record: Record) -> StudyPage:
 
 def _figure(run: Record) -> Figure:
     title, _, see = TITLES[run["name"]]
-    return Figure.of(run["name"], title, see, (Panel(run["name"], title, partial(_paint, run=run), (5.2, 3.6)),))
+    return Figure.of(run["name"], title, see, (Panel(run["name"], title, partial(paint, run=run), (5.2, 3.6)),))
 
 
-def _paint(ax: Axes, run: Record) -> None:
+def paint(ax: Axes, run: Record) -> None:
     title, label, _ = TITLES[run["name"]]
     for name, values in run["curves"].items():
         base = name.rstrip(" −+")

@@ -47,14 +47,14 @@ class Tier:
 TIERS = {
     "toy": Tier(80, 30, 1, (10,), ("rotated",), 2, 3, 3),
     "quick": Tier(2000, 500, 100, (50, 500), ("rotated",), n_snapshots=40),
-    "full": Tier(10_000, 2000, 40, (50, 200, 1000), ("rotated", "corrupted")),
+    "full": Tier(10_000, 2000, 40, (200, 1000), ("rotated", "corrupted"), n_snapshots=32),
     "faithful": Tier(40_000, 10_000, 200, (1000, 10_000), ("rotated", "corrupted")),
 }
 
 
 def run(study: Study) -> Record:
     tier = TIERS[study.effort.name]
-    jobs = [ShiftJob(study, tier, kind, seed) for seed in study.seeds for kind in tier.kinds]
+    jobs = [ShiftJob(study, tier, kind, seed) for kind in tier.kinds for seed in study.seeds]
     sizes = list(tier.sizes)
     return study.record("subnetwork", jobs, n_train=tier.n_train, n_test=tier.n_test, sizes=sizes)
 
