@@ -140,6 +140,8 @@ def test_bad_input():
         lw.acquisition.batch_bald(posterior, x, 4)
     with pytest.raises(lw.InputError, match="there are 3"):
         lw.acquisition.batch_bald(regression(), x, 4)
+    with pytest.raises(lw.InputError, match="at least 1 input, got 0"):
+        lw.acquisition.batch_bald(posterior, x, 0)
     with pytest.raises(lw.InputTypeError, match="expected a Posterior"):
         lw.acquisition.bald(nn.Linear(2, 1), x)
     counts = lw.fit(nn.Linear(2, 1).double(), (draw(6, 2), torch.ones(6, 1).double()), "count")

@@ -147,6 +147,9 @@ def test_some_of_the_outputs():
 def test_bad_input():
     with pytest.raises(lw.InputTypeError, match="expected a Posterior"):
         LapwingModel(nn.Linear(2, 1))
+    for Y in (draw(1, 1), draw(2, 3), draw(2)):  # for two inputs and one output
+        with pytest.raises(lw.ShapeError, match=r"\(\.\.\., 2, 1\)"):
+            LapwingModel(posterior()).condition_on_observations(draw(2, 2), Y)
     classes = lw.fit(nn.Linear(2, 2).double(), (draw(6, 2), torch.arange(6) % 2), "classification")
     with pytest.raises(lw.StructureError, match="Gaussian likelihood"):
         LapwingModel(classes).condition_on_observations(draw(1, 2), draw(1, 2))

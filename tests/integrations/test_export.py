@@ -209,6 +209,8 @@ def test_what_is_not_written_out_is_refused(tmp_path: Path):
     fine, x = posterior("mlp", "regression", structure="full")
     with pytest.raises(lw.InputError, match=r"\.pt2 or \.onnx"):
         lw.export(fine, tmp_path / "net.txt", x)
+    with pytest.raises(lw.InputError, match="does not exist"):
+        lw.export(fine, tmp_path / "nowhere" / "net.pt2", x)
     with pytest.raises(lw.InputTypeError, match="one tensor"):
         lw.export(fine, tmp_path / "net.pt2", [1.0, 2.0])
     with pytest.raises(lw.InputTypeError, match="expected a Posterior"):

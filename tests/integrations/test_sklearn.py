@@ -183,6 +183,37 @@ def test_bad_input_is_refused_in_words():
         LapwingRegressor().fit(X, y, sample_weight=-np.ones(20))
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"epochs": -1}, "epochs: expected a whole number from 0"),
+        ({"batch_size": 0}, "batch_size: expected a whole number from 1"),
+        ({"learning_rate": 0}, "learning_rate: expected a number above 0"),
+        ({"validation_fraction": 2.0}, "below 1"),
+        ({"hidden": 20}, r"such as \(50, 50\)"),
+        ({"hidden": (0,)}, r"such as \(50, 50\)"),
+        ({"device": "gpu"}, "'cpu' or 'cuda'"),
+    ],
+)
+def test_settings_are_checked_before_training(setting, message):
+    X, y = wave(20)
+    with pytest.raises(lw.InputError, match=message):
+        LapwingRegressor(**setting).fit(X, y)
+
+
+def test_modules_that_do_not_fit_the_table_are_refused():
+    X, y = wave(40)
+    for wrong in (nn.Linear(5, 1), nn.Flatten()):
+        with pytest.raises(lw.InputError, match=r"rows of 2 features|no parameter"):
+            LapwingRegressor(wrong, **QUICK).fit(X, y)
+    for wrong in (nn.Linear(2, 4), nn.Sequential(nn.Linear(2, 1), nn.Flatten(0))):
+        with pytest.raises(lw.ShapeError, match=r"\(1, 1\)"):
+            LapwingRegressor(wrong, **QUICK).fit(X, y)
+    for n in (1, 5):  # five would give classes that no label has
+        with pytest.raises(lw.ShapeError, match=r"\(1, 2\)"):
+            LapwingClassifier(nn.Linear(2, n), **QUICK).fit(X, y > 100)
+
+
 def test_constant_columns_and_targets():
     X, y = make_regression(30, 3, random_state=0)
     X[:, 1] = 4.0

@@ -38,7 +38,7 @@ def batch_bald(
     Gaussian: exactly, by the joint covariance. Classes: by `n_samples` functions, whose joint labels are counted out
     while there are few combinations, and drawn beyond. Kirsch et al. (2019).
     """
-    n = counted("n", n)
+    n = counted("n", n, "input")
     if _is_gaussian(posterior, "batch_bald"):
         joint = posterior.joint_outputs(x).cov.detach().double()
         return targets.greedy(joint, _noise(posterior), n)

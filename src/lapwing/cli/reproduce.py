@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -105,17 +106,19 @@ def run_all(options: Options) -> list[dict[str, str]]:
     for entry in STUDIES:
         if options.level not in entry.tiers:
             continue
+        started, page, problem = perf_counter(), "", ""
         try:
-            _, _, path = run_study(replace(options, table=entry.name))
-            rows.append({"study": entry.name, "page": str(path.resolve()), "problem": ""})
+            page = str(run_study(replace(options, table=entry.name))[2].resolve())
         except LapwingError as error:
-            rows.append({"study": entry.name, "page": "", "problem": str(error)})
+            problem = str(error)
+        taken = f"{perf_counter() - started:.0f}"
+        rows.append({"study": entry.name, "seconds": taken, "page": page, "problem": problem})
     return rows
 
 
 def show_all(rows: list[dict[str, str]]) -> None:
     for row in rows:
-        typer.echo(f"{row['study']:<18} {row['page'] or 'not run: ' + row['problem']}")
+        typer.echo(f"{row['study']:<20}{row['seconds']:>6} s  {row['page'] or 'not run: ' + row['problem']}")
 
 
 def listed() -> list[dict[str, Any]]:
@@ -140,6 +143,7 @@ def show_list(rows: list[dict[str, Any]]) -> None:
         takes = "; ".join(f"{tier}: {cost['takes']}" for tier, cost in row["tiers"].items())
         typer.echo(f"{row['study']:<{width}}{row['shows']} (after: {row['after']})")
         typer.echo(f"{'':<{width}}needs {row['needs']}; {takes}")
+    typer.echo("Times are those of one core at rest, with the data of --data.")
 
 
 def show_study(page: StudyPage, path: Path) -> None:

@@ -48,7 +48,11 @@ def page(record: Record) -> StudyPage:
             ),
         ),
         tables=(by_depth(run),),
-        notes=("Variances are those of the label: p̄ − p̄² = Var p + E[p − p²], epistemic and aleatoric.",),
+        notes=(
+            "Variances are those of the label: p̄ − p̄² = Var p + E[p − p²], epistemic and aleatoric.",
+            "What differs from the paper, which shows pictures: part of the training points, full-batch training, and "
+            "four precisions to choose from.",
+        ),
         settings={
             "precision": "the best of four by validation NLL of the GLM",
             "training": "full-batch Adam, 1,000 steps, rate 0.01 falling to zero",

@@ -57,6 +57,7 @@ def page(record: Record) -> StudyPage:
         notes=(
             "The same network and the same curvature in all rows: only the prior precision and the noise differ. The "
             "predictive mean is the network's own.",
+            "The paper describes this effect on image networks; the one-dimensional example, and its limits, are ours.",
         ),
         settings={
             "network": f"1-50-50-1, BatchNorm, ReLU, no biases: {run['weights']:,} weights",

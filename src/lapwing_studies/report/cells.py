@@ -34,7 +34,8 @@ def published(value: float, error: float) -> Cell:
 
 def best(cells: Sequence[Cell], sign: float = 1.0) -> list[Cell]:
     """The cells, with the smallest number marked (sign −1: the largest), and those that print the same."""
-    text = min(cells, key=lambda cell: sign * float(cell.sort)).text.split(" ±")[0]
+    numbers = [cell for cell in cells if math.isfinite(float(cell.sort))]
+    text = min(numbers, key=lambda cell: sign * float(cell.sort)).text.split(" ±")[0] if numbers else None
     return [replace(cell, mark="best") if cell.text.split(" ±")[0] == text else cell for cell in cells]
 
 

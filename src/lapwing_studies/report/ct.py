@@ -32,7 +32,8 @@ def page(record: Record) -> StudyPage:
             elsewhere(record["others"]),
         ),
         notes=(
-            "The published numbers are not at hand: orderings can be compared, values cannot.",
+            "What differs from the paper: fewer images and iterations outside the faithful tier, a ray transform of "
+            "our own, and no walnut. The published numbers are not at hand: orderings can be compared, values cannot.",
             "The density of whole images of DIP-MCDO is a kernel estimate of bandwidth 0.05 and is dominated by that "
             "bandwidth; of pixels and patches all rows are Gaussian.",
             "All densities but that estimate contain the image-noise variance c of the learned noise.",

@@ -49,6 +49,7 @@ def page(record: Record) -> StudyPage:
         notes=(
             "The linearised network cannot turn its step around: it is f + J (θ − θ*), and far from the data the "
             "saturated tanh leaves J near zero.",
+            "What differs from the paper: its points and prior are not known, so these are our own.",
         ),
         settings={
             "exact": "801 × 801 points over eight prior standard deviations each way",

@@ -52,10 +52,8 @@ TIERS = {
 
 def run(study: Study) -> Record:
     tier = TIERS[study.effort.name]
-    tasks = [task for task in tier.tasks if sources.there(task[0], study.folder)] or [
-        ("digits", "MLP"),
-        ("digits", "CNN"),
-    ]
+    tasks = [task for task in tier.tasks if sources.there(task[0], study.folder)]
+    tasks = tasks or [("digits", "MLP"), ("digits", "CNN")]
     jobs: list[Any] = [TaskJob(study, tier, *task, seed) for task in tasks for seed in study.seeds]
     record = study.record("marglik", [*jobs, SineJob(tier.sine_epochs)], n_train=tier.n_train, epochs=tier.epochs)
     return {**record, "runs": record["runs"][:-1], "sines": record["runs"][-1:]}

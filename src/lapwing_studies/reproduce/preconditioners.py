@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 import lapwing as lw
-from lapwing_studies.bench.networks import one_thread
 from lapwing_studies.reproduce.claims import Claim, every
 from lapwing_studies.reproduce.means import grouped, where
 from lapwing_studies.reproduce.study import Record, Study
@@ -61,12 +60,30 @@ SIZES = {"full": Size(500, 300), "quick": Size(200, 100), "toy": Size(20, 2)}
 
 
 def run(study: Study) -> Record:
-    size = SIZES[study.effort.name]
-    with one_thread():
-        rows = [row for inputs in TRAININGS for row in measured(inputs, size)]
-        p = sum(w.numel() for w in network(TRAININGS["as they come"]).parameters())
-    facts = Record(parameters=p, n_train=size.n_train, rtol=RTOL, rows=rows)
-    return Record(study="preconditioners", effort=study.effort.name, n_seeds=1, **facts)
+    size, p = SIZES[study.effort.name], sum(w.numel() for w in network(TRAININGS["as they come"]).parameters())
+    jobs = [IterationsJob(inputs, study.effort.name) for inputs in TRAININGS]
+    record = study.record("preconditioners", jobs, parameters=p, n_train=size.n_train, rtol=RTOL)
+    record["rows"] = [row for rows in record.pop("runs") for row in rows]
+    return record
+
+
+@dataclass(frozen=True)
+class IterationsJob:
+    """Every preconditioner under every prior, for one training."""
+
+    inputs: str
+    effort: str
+
+    @property
+    def name(self) -> str:
+        return f"preconditioners-{self.effort}-{self.inputs.replace(' ', '-')}"
+
+    @property
+    def made_with(self) -> str:
+        return f"{SIZES[self.effort]} | {TRAININGS[self.inputs].precisions} | {', '.join(PRECONDITIONERS)} | {RTOL:g}"
+
+    def run(self) -> list[Record]:
+        return list(measured(self.inputs, SIZES[self.effort]))
 
 
 def network(of: Training) -> nn.Module:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from lapwing_studies.bench.product_cost import N_VECTORS, SIDE, ProductCost
 from lapwing_studies.reproduce.claims import Claim, listed
-from lapwing_studies.reproduce.study import Record, Study, done
+from lapwing_studies.reproduce.study import Record, Study
 
 # width → images; fewer for large networks, as the ratio does not depend on their number
 WIDTHS = {
@@ -22,14 +22,9 @@ WIDTHS = {
 
 def run(study: Study) -> Record:
     jobs = [CostJob(width, n, study.effort.name) for width, n in WIDTHS[study.effort.name].items()]
-    return Record(
-        study="product-cost",
-        effort=study.effort.name,
-        n_seeds=1,
-        side=SIDE,
-        n_vectors=N_VECTORS,
-        rows=done(study, jobs),
-    )
+    record = study.record("product-cost", jobs, side=SIDE, n_vectors=N_VECTORS)
+    record["rows"] = record.pop("runs")
+    return record
 
 
 @dataclass(frozen=True)

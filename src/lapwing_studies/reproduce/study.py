@@ -40,7 +40,7 @@ class Study:
         """The record of the whole study: what all runs have in common, and the record of each job."""
         return Record(study=name, effort=self.effort.name, n_seeds=self.n_seeds, **facts, runs=done(self, jobs))
 
-    def once(self, name: str, made_with: str, work: Callable[[], Record]) -> Record:
+    def once(self, name: str, made_with: str, work: Callable[[], Any]) -> Any:
         """A stored record, or what `work` gives, stored at once."""
         kept = None if self.again else self.store.record(name, made_with)
         if kept is None:
@@ -96,16 +96,10 @@ def done(study: Study, jobs: Sequence[Job]) -> list[Any]:
         for k, job in enumerate(jobs):
             if kept[k] is None:
                 bar.set_description_str(job.name)
-                kept[k] = _run(study, job)
+                kept[k] = study.once(job.name, job.made_with, job.run)
                 bar.update(1)
         bar.set_description_str("done")
     return kept
-
-
-def _run(study: Study, job: Job) -> Any:
-    record = job.run()
-    study.store.keep_record(job.name, job.made_with, record)
-    return record
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:

@@ -48,7 +48,7 @@ def _gap(record: Record, name: str) -> list[Claim]:
     mean, worst = (fmean(linear), fmean(other)), (min(linear), min(other))
     return [
         Claim(f"{name}-gap: mean log likelihood of linearised above mean field", "above",
-              f"{mean[0]:.2f} against {mean[1]:.2f} ({len(linear)} splits)", mean[0] > mean[1]),
+              f"{mean[0]:.2f} against {mean[1]:.2f} ({len(linear)} split{'s' * (len(linear) > 1)})", mean[0] > mean[1]),
         Claim(f"{name}-gap: worst split better by more than 1 nat", "> 1",
               f"{worst[0]:.2f} against {worst[1]:.2f}", worst[0] - worst[1] > 1),
     ]  # fmt: skip

@@ -12,7 +12,7 @@ from botorch.posteriors import GPyTorchPosterior
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from torch import Tensor, nn
 
-from lapwing.errors import InputTypeError, StructureError
+from lapwing.errors import InputTypeError, ShapeError, StructureError
 from lapwing.integrations.botorch.draws import FunctionDraw
 from lapwing.likelihoods import Gaussian
 from lapwing.posterior import Posterior
@@ -105,6 +105,12 @@ class LapwingModel(Model):
             raise StructureError(
                 "condition_on_observations: the exact update needs a Gaussian likelihood, and this posterior has "
                 f"{type(self._posterior.likelihood).__name__}. Use posterior.updated(data), and tune again."
+            )
+        k = self._posterior.linearised.k
+        if Y.dim() < 2 or Y.shape[-2:] != (X.shape[-2], k):
+            raise ShapeError(
+                f"condition_on_observations: {X.shape[-2]} inputs of a model with {k} outputs need targets of shape "
+                f"(..., {X.shape[-2]}, {k}), got {tuple(Y.shape)}."
             )
         if hasattr(self, "outcome_transform"):
             transform: Any = self.outcome_transform

@@ -32,6 +32,8 @@ def export(posterior: Posterior, path: str | os.PathLike[str], example: Tensor) 
     path = Path(path)
     if path.suffix not in (".pt2", ".onnx"):
         raise InputError(f"export: the ending of the file says what it is, .pt2 or .onnx; got {path.name!r}.")
+    if not path.absolute().parent.is_dir():
+        raise InputError(f"export: the folder {path.parent} of {path.name} does not exist.")
     x = _placed(posterior, example)
     if path.suffix == ".onnx":
         needed("onnxscript", extra="export")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lapwing.api.fit import fit
 from lapwing.api.tune import tune
-from lapwing.errors import InputError
+from lapwing.integrations.sklearn.checks import check_module, check_settings
 from lapwing.integrations.sklearn.network import Loss, Training, make_module
 from lapwing.integrations.sklearn.rows import Array, Rows, Scale, dtype_for, tensor
 from lapwing.likelihoods import Likelihood
@@ -77,8 +77,7 @@ class Estimator(BaseEstimator):
     # --- fitting -------------------------------------------------------------------------------------
 
     def _fit(self, X: Array, y: Array, sample_weight: Any, *, n_outputs: int, labels: bool) -> None:
-        if self.tuning not in ("held_out", "evidence"):
-            raise InputError(f"tuning: expected 'held_out' or 'evidence', got {self.tuning!r}.")
+        check_settings(self.get_params(deep=False))
         weight = None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
         rows = Rows.distinct(X, y, weight)
         random = check_random_state(self.random_state)
@@ -88,6 +87,7 @@ class Estimator(BaseEstimator):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.module_ = make_module(self.module, X.shape[1], n_outputs, self.hidden).to(self._at, dtype)
+            check_module(self.module_, self._rows(train, dtype)[:1], n_outputs)
             self._prepare(train)
             whole = len(train) <= _FULL_BATCH
             training = Training(
@@ -119,8 +119,10 @@ class Estimator(BaseEstimator):
         return tune(posterior, (x, y), validation=self._tensors(judges.repeated()[0], dtype)[:2], progress=False)
 
     def _tensors(self, rows: Rows, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        x = tensor(self.scale_.apply(rows.X), dtype, self._at)
-        return x, self._targets(rows.y, dtype), tensor(rows.weight, dtype, self._at)
+        return self._rows(rows, dtype), self._targets(rows.y, dtype), tensor(rows.weight, dtype, self._at)
+
+    def _rows(self, rows: Rows, dtype: torch.dtype) -> Tensor:
+        return tensor(self.scale_.apply(rows.X), dtype, self._at)
 
     @property
     def _at(self) -> torch.device:
