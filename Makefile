@@ -38,7 +38,7 @@ test-fast: $(DEV) ## fast tests and documentation examples only
 test-slow: $(DEV) ## slow and statistical tests
 	$(PYTEST) -m "slow or statistical" tests
 
-test-browser: $(DEV) ## open the report and the playground in headless Chromium (needs chromium)
+test-browser: $(DEV) ## open the report, the playground and every page of the site in Chromium (needs chromium)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests
 
 dist: $(DEV) ## build the wheel and the source distribution into dist/, and check their metadata (installs the extra release first)
@@ -60,7 +60,7 @@ test-transformers: $(DEV) ## Hugging Face architectures (installs the extra hf f
 test-adapters: $(DEV) ## Lightning, Hugging Face Trainer, BoTorch, ONNX (installs their extras first)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,lightning,hf,botorch,export]'
 	$(PYTEST) -m adapters tests/integrations
-	LAPWING_ADAPTERS=1 $(PYTEST) docs/lightning.md docs/hugging-face.md docs/botorch.md docs/export.md
+	LAPWING_ADAPTERS=1 $(PYTEST) docs/lightning.md docs/hugging-face.md docs/botorch.md docs/export.md docs/tutorials/lora.md
 
 notebooks: $(DEV) ## execute the notebooks and write their pages into docs/notebooks (minutes; installs their extras first)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,hf,botorch,jobs]'

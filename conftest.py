@@ -26,11 +26,17 @@ def _leave(namespace: dict[str, Any]) -> None:
     namespace["_left"].close()
 
 
-_OF_ADAPTERS = ["docs/lightning.md", "docs/hugging-face.md", "docs/botorch.md", "docs/export.md"]
+_OF_ADAPTERS = [
+    "docs/lightning.md",
+    "docs/hugging-face.md",
+    "docs/botorch.md",
+    "docs/export.md",
+    "docs/tutorials/lora.md",
+]
 
 pytest_collect_file = Sybil(
     parsers=[PythonCodeBlockParser(), SkipParser()],
-    patterns=["docs/*.md", "docs/decisions/*.md", "README.md"],
+    patterns=["docs/*.md", "docs/tutorials/*.md", "docs/decisions/*.md", "README.md"],
     excludes=[] if os.environ.get("LAPWING_ADAPTERS") else _OF_ADAPTERS,
     setup=_enter,
     teardown=_leave,

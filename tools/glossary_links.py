@@ -1,7 +1,8 @@
 """mkdocs hook: link the first use of each glossary term on a page to its entry, with the definition as a tooltip.
 
 The terms are the `###` headings of docs/glossary.md, with the other names of their "*Also:*" line; the definition is
-the first paragraph. Links that a page has already are kept, and nothing is changed in code, headings, links and HTML.
+the first paragraph. Links that a page has already are kept, and nothing is changed in code, formulas, headings,
+links and HTML.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 GLOSSARY = Path(__file__).parent.parent / "docs" / "glossary.md"
 
-# What is left alone: code, headings, comments and tags, images and links, and words that mean something else.
+# What is left alone: code, formulas, headings, comments and tags, images and links, and words that mean something else.
 _PROTECTED = re.compile(
     r"^(?P<fence>```+|~~~+).*?^(?P=fence)[ \t]*$"
     r"|^(?: {4}|\t)[^\n]*$"
@@ -23,6 +24,7 @@ _PROTECTED = re.compile(
     r"|^::: [^\n]*$"
     r"|^\[[^\]]+\]:[^\n]*$"
     r"|`+[^`\n]+`+"
+    r"|\$\$.*?\$\$|\$[^$\n]+\$"
     r"|<!--.*?-->"
     r"|<[^>\n]+>"
     r"|!?\[(?:[^\[\]]|\[[^\]]*\])*\]\((?:[^()\"]|\"[^\"]*\")*\)"

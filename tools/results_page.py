@@ -1,13 +1,16 @@
-"""docs/results.md: every claim of every source beside what was measured, made from the records in docs/records.
+"""Every claim of every source beside what was measured, made from the records in docs/records: docs/results.md, and the
+table of claims on the page of each study.
 
-`python tools/results_page.py` writes the page; a test fails when it is stale. Given the claims.json of a study that was
-run (`lapwing reproduce STUDY --out FOLDER` writes FOLDER/STUDY/claims.json), it keeps them as a record first.
+`python tools/results_page.py` writes them; a test fails when one is stale. Given the folder of a study that was run
+(`lapwing reproduce STUDY --out FOLDER` writes FOLDER/STUDY), it first keeps its claims as a record and its picture in
+docs/assets, and brings the tables of the study's page up to date that have the same columns.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -19,6 +22,7 @@ from lapwing_studies.reproduce.claims import FAILS, HOLDS, OPEN, VERDICTS, KeptC
 
 DOCS = Path(__file__).parent.parent / "docs"
 RECORDS, PAGE = DOCS / "records", DOCS / "results.md"
+START, END = "<!-- claims: made by tools/results_page.py -->", "<!-- end of claims -->"
 KEYS = {"study", "paper", "tier", "seeds", "command", "claims"}
 ROW = {"claim", "published", "measured", "verdict"}
 
@@ -64,19 +68,34 @@ def page(found: Sequence[KeptClaims]) -> str:
 
 
 def _study(record: KeptClaims) -> list[str]:
-    n, shows = record["seeds"], registry.entry(record["study"]).shows
-    head = "| claim | published or wanted | measured | verdict |"
-    lines = [
-        f"`{record['command']}`: [{shows}]({page_of(record)}); {record['tier']}, "
-        f"{n} {'seed or split' if n == 1 else 'seeds or splits'}.",
-        "",
-        head,
-        "| --- | --- | --- | --- |",
-    ]
+    shows = registry.entry(record["study"]).shows
+    return [f"`{record['command']}`: [{shows}]({page_of(record)}); {_size(record)}.", "", *_table(record)]
+
+
+def _size(record: KeptClaims) -> str:
+    return f"{record['tier']}, {record['seeds']} {'seed or split' if record['seeds'] == 1 else 'seeds or splits'}"
+
+
+def _table(record: KeptClaims) -> list[str]:
+    lines = ["| claim | published or wanted | measured | verdict |", "| --- | --- | --- | --- |"]
     for row in record["claims"]:
         cells = (row["claim"], row["published"], row["measured"], _mark(row["verdict"]))
         lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
     return lines
+
+
+def on_page(record: KeptClaims) -> str:
+    """The claims as they stand on the page of their study."""
+    return "\n".join([START, "", f"`{record['command']}` ({_size(record)}):", "", *_table(record), "", END])
+
+
+def with_claims(text: str, record: KeptClaims) -> str:
+    """A study's page with its present claims; raises if it has no place for them."""
+    before, start, rest = text.partition(START)
+    _, end, after = rest.partition(END)
+    if not start or not end:
+        raise ValueError(f"{page_of(record)} needs the lines {START!r} and {END!r}: the table of claims goes there.")
+    return before + on_page(record) + after
 
 
 def page_of(record: KeptClaims) -> str:
@@ -87,20 +106,41 @@ def _mark(verdict: str) -> str:
     return {HOLDS: verdict, FAILS: f"**{verdict}**", OPEN: f"*{verdict}*"}[verdict]
 
 
-def numbers(text: str) -> set[str]:
-    """The numbers in a text, so that those of a record can be looked for on its page."""
-    return set(re.findall(r"\d+(?:[.,]\d+)*", text))
+def keep(folder: Path) -> None:
+    record = json.loads((folder / "claims.json").read_text("utf-8"))
+    text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+    (RECORDS / f"{record['study']}.json").write_text(text, encoding="utf-8")
+    shutil.copyfile(folder / "picture.png", DOCS / "assets" / f"{record['study']}.png")
+    path = DOCS / page_of(record)
+    tables = (folder / "tables.md").read_text("utf-8")
+    path.write_text(with_tables(path.read_text("utf-8"), tables), encoding="utf-8")
 
 
-def keep(path: Path) -> Path:
-    record = json.loads(path.read_text("utf-8"))
-    kept = RECORDS / f"{record['study']}.json"
-    kept.parent.mkdir(exist_ok=True)
-    kept.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return kept
+TABLE = re.compile(r"^\|.*\|\n\|[ |:-]+\|\n(?:\|.*\|\n)*", re.MULTILINE)
+
+
+def with_tables(text: str, tables: str) -> str:
+    """The page with the tables that have the columns of one of its own, in the order in which they occur."""
+    found: dict[str, list[str]] = {}
+    for table in TABLE.findall(tables):
+        found.setdefault(_columns(table), []).append(table)
+
+    def newer(match: re.Match[str]) -> str:
+        same = found.get(_columns(match[0]), [])
+        return same.pop(0) if same else match[0]
+
+    return TABLE.sub(newer, text)
+
+
+def _columns(table: str) -> str:
+    return table.split("\n", 1)[0]
 
 
 if __name__ == "__main__":
     for argument in sys.argv[1:]:
         keep(Path(argument))
-    PAGE.write_text(page(records()), encoding="utf-8")
+    found = records()
+    PAGE.write_text(page(found), encoding="utf-8")
+    for record in found:
+        path = DOCS / page_of(record)
+        path.write_text(with_claims(path.read_text("utf-8"), record), encoding="utf-8")

@@ -59,7 +59,7 @@ from lapwing.storage import load, save
 from lapwing.subnetwork import Functional, Magnitude, MarginalVariance, RandomScore, Subnetwork, Swag
 from lapwing.tuning.em import EM, SGD, Cholesky, from_samples
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "CG",

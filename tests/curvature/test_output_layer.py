@@ -201,7 +201,7 @@ def test_custom_likelihoods_and_noise_per_output() -> None:
     apart = lw.Gaussian(noise_std=[0.5, 2.0], per_output=True)
     c = lw.fit(truth.model, [(truth.x, y)], apart, structure="kron", params="last_layer")
     assert len(c.estimate.parts) == 2
-    B = c.curvature.blocks[0].factors.B_sum[0]
+    B = c.curvature.blocks[0].factors.eigen_B.total[0]
     assert_close(B, len(y) * torch.tensor([4.0, 0.25], dtype=torch.float64).diag(), RTOL)
 
 

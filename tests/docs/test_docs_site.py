@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import runpy
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 TEXTS = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
-SECTIONS = ["Start", "Guides", "Notebooks", "Concepts", "Reference", "Reproduced results", "Development"]
+SECTIONS = ["Start", "Tutorials", "Guides", "Notebooks", "Concepts", "Reference", "Reproduced results", "Development"]
 PUBLIC = sorted(name for name in dir(lw) if not name.startswith("_"))
 
 hook = runpy.run_path(str(ROOT / "tools" / "glossary_links.py"))
@@ -100,7 +101,36 @@ def test_a_page_has_one_title_and_a_text_for_every_image(path: Path):
 def test_headings_leave_out_no_level(path: Path):
     text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
     levels = [len(marks) for marks in re.findall(r"^(#+) ", text, re.MULTILINE)]
-    assert all(after <= before + 1 for before, after in pairwise(levels)) or path.name == "glossary.md"
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+
+
+WISHES = {
+    "intervals for a regression": (".interval(0.95)", "quickstart.md", ".interval("),
+    "an alarm for images out of distribution": ("lw.alarm(posterior, held_out)", "guarantees.md", "lw.alarm("),
+    "LoRA on a Trainer": (
+        "lapwing.transformers.fit(trainer)",
+        "tutorials/lora.md",
+        "lapwing.transformers.fit(trainer)",
+    ),
+    "a prior per layer": ('lw.tune(posterior, groups="layer")', "priors.md", 'groups="layer"'),
+    "a Gaussian process": ('structure="gp"', "function-space.md", 'structure="gp"'),
+    "training by the marginal likelihood": ("lw.train.marglik(", "tutorials/training.md", "lw.train.marglik("),
+    "a reconstruction with error bars": (
+        "lw.imaging.reconstruct(A, y)",
+        "tutorials/images.md",
+        "lw.imaging.posterior(",
+    ),
+    "serving without Lapwing": ('lw.export(posterior, "net.onnx"', "export.md", "onnxruntime.InferenceSession("),
+}
+
+
+@pytest.mark.parametrize("wish", WISHES)
+def test_both_front_pages_lead_to_the_call(wish: str):
+    """The call stands there, and the page has an example of it that runs."""
+    call, page, used = WISHES[wish]
+    assert call in (DOCS / "index.md").read_text("utf-8") and call in (ROOT / "README.md").read_text("utf-8")
+    assert f"(docs/{page}" in (ROOT / "README.md").read_text("utf-8")
+    assert used in "".join(re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text("utf-8"), re.M | re.DOTALL))
 
 
 def test_a_missing_anchor_would_be_seen(tmp_path: Path):
@@ -172,6 +202,43 @@ def test_every_public_name_is_on_the_reference_page():
 def test_every_public_name_is_in_an_example():
     code = "".join(re.findall(r"^```python\n(.*?)^```", (DOCS / "reference.md").read_text("utf-8"), re.M | re.DOTALL))
     assert [name for name in PUBLIC if not re.search(rf"\blw\.{name}\b", code)] == []
+
+
+ADAPTERS = {
+    "lapwing.sklearn": "sklearn.py",
+    "lapwing.lightning": "lightning.py",
+    "lapwing.transformers": "transformers.py",
+    "lapwing.botorch": "botorch.py",
+    "lapwing.compat.laplace_torch": "compat/laplace_torch.py",
+}
+
+
+def public(source: Path) -> list[str]:
+    """The `__all__` of a module that may need packages that are not here."""
+    lines = [line for line in ast.parse(source.read_text("utf-8")).body if isinstance(line, ast.Assign)]
+    return next(ast.literal_eval(line.value) for line in lines if ast.unparse(line.targets[0]) == "__all__")
+
+
+@pytest.mark.parametrize("module", ["train", "imaging", "acquisition"])
+def test_every_name_of_a_public_module_is_described_and_in_an_example(module: str):
+    page = (DOCS / "reference.md").read_text("utf-8")
+    code = "".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.DOTALL))
+    names = getattr(lw, module).__all__
+    assert [name for name in names if not re.search(rf"\blw\.{module}\.{name}\b", code)] == []
+    described = set(re.findall(rf"^::: lapwing\.{module}\.(\w+)$", page, re.M))
+    listed = re.search(rf"^::: lapwing\.{module}$(\n    options:\n      members: (.*))?", page, re.M)
+    whole = listed is not None and listed[2] != "false"  # the module's own entry describes its members
+    assert [name for name in names if name not in described and not whole] == []
+
+
+@pytest.mark.parametrize("module", ADAPTERS)
+def test_every_name_of_an_adapter_is_described_and_in_an_example(module: str):
+    names = public(ROOT / "src" / "lapwing" / ADAPTERS[module])
+    described = re.findall(rf"^::: {re.escape(module)}\.(\w+)$", (DOCS / "reference.md").read_text("utf-8"), re.M)
+    assert sorted(described) == sorted(names)
+    pages = ["".join(re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)) for page in PAGES]
+    using = "".join(code for code in pages if module in code)
+    assert [name for name in names if not re.search(rf"\b{name}\b", using)] == []
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=named)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lapwing as lw
@@ -37,9 +38,52 @@ class Residual(nn.Module):
         return self.out(h + self.b(h))
 
 
+class Net(nn.Module):
+    """As people write them: functions in `forward`, an activation used twice and in place, branches, numbers."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 3, 3, padding=1)
+        self.branches = nn.ModuleList([nn.Conv2d(3, 2, 3, padding=1), nn.Sequential(nn.Conv2d(3, 2, 1), nn.Tanh())])
+        self.again = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(4)
+        self.act = nn.SiLU(inplace=True)
+        self.out = nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = (1 - x / 0.5) * 0.3
+        x = F.max_pool2d(F.relu(self.first(x)), 2)
+        x = torch.cat([branch(x) for branch in self.branches], dim=1)
+        x = self.act(x)
+        same = x
+        x = self.norm(self.again(x))
+        x += same
+        x = self.act(x)
+        x = F.avg_pool2d(x, 2)
+        x = F.dropout(x, 0.1, training=self.training)
+        return self.out(x.view(x.size(0), -1))
+
+
+class Averaged(nn.Module):
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.a, self.out = nn.Conv2d(1, 5, 3), nn.Linear(5, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.a(x).relu().mean(dim=(-2, -1)))
+
+
+def shared_activation(outputs: int) -> nn.Module:
+    act = nn.Tanh()
+    return nn.Sequential(nn.Linear(3, 6), act, nn.Linear(6, 5), act, nn.Linear(5, outputs))
+
+
 slow = pytest.mark.slow  # torch.export takes seconds for each
-FAST = {("mlp", "kron", "classification"), ("conv", "diag", "regression")}
-NETWORKS = {"mlp": (mlp, (3,)), "conv": (conv, (1, 9, 9)), "residual": (Residual, (3,))}
+FAST = {("net", "kron", "classification"), ("conv", "diag", "regression")}
+NETWORKS = {
+    "mlp": (mlp, (3,)), "conv": (conv, (1, 9, 9)), "residual": (Residual, (3,)), "net": (Net, (1, 9, 9)),
+    "averaged": (Averaged, (1, 6, 6)), "shared": (shared_activation, (3,)), "linear": (lambda k: nn.Linear(3, k), (3,)),
+}  # fmt: skip
 
 
 def posterior(network: str, task: str, dtype: torch.dtype = torch.float64, **options) -> tuple[lw.Posterior, Tensor]:
@@ -79,6 +123,13 @@ def answers(own: lw.Posterior, x: Tensor) -> tuple[Tensor, Tensor]:
         ("residual", {"structure": "full", "params": "last_layer"}),
         ("residual", {"structure": "kron", "params": "last_layer"}),
         ("mlp", {"structure": "kron", "params": ["0.weight", "3.bias"]}),
+        ("residual", {"structure": "full"}),
+        ("net", {"structure": "full"}),
+        ("net", {"structure": "kron"}),
+        ("net", {"structure": "diag", "params": ["branches.*", "norm.*"]}),
+        ("averaged", {"structure": "kron"}),
+        ("shared", {"structure": "kron"}),
+        ("linear", {"structure": "full"}),
     ],
 )
 @slow
@@ -118,10 +169,43 @@ def test_single_precision(tmp_path: Path):
         assert_close(ours, true, 1e-3)
 
 
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(self.a(x).tanh())
+
+
+class Branching(Twice):
+    """One layer, whose body torch.export cannot follow."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x) if x.sum() > 1e9 else self.a(-x)
+
+
+class Fork(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x)) if x.sum() > 1e9 else self.b(self.a(x).tanh())
+
+
+class Product(Fork):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x) * x)
+
+
 def test_what_is_not_written_out_is_refused(tmp_path: Path):
-    own, x = posterior("residual", "regression", structure="full")
-    with pytest.raises(lw.StructureError, match='params="last_layer"'):
-        lw.export(own, tmp_path / "net.pt2", x)
+    refusals = ((Twice, "called twice"), (Branching, "cannot follow"), (Fork, "cannot follow"), (Product, "no step"))
+    for body, why in refusals:
+        torch.manual_seed(0)
+        own = lw.fit(body().double(), (draw(6, 3), draw(6, 3)), "regression", structure="full")
+        with pytest.raises(lw.StructureError, match=why):
+            lw.export(own, tmp_path / "net.pt2", draw(6, 3))
     fine, x = posterior("mlp", "regression", structure="full")
     with pytest.raises(lw.InputError, match=r"\.pt2 or \.onnx"):
         lw.export(fine, tmp_path / "net.txt", x)

@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.adapters, pytest.mark.filterwarnings("ignore")]
         ("mlp", {"structure": "kron"}),
         ("conv", {"structure": "kron"}),
         ("conv", {"structure": "diag"}),
+        ("net", {"structure": "kron"}),
+        ("residual", {"structure": "full"}),
         ("residual", {"structure": "full", "params": "last_layer"}),
     ],
 )

@@ -72,7 +72,7 @@ def test_it_paints_a_picture_on_a_phone_and_on_a_desk(page: Path, tmp_path: Path
 def test_the_page_of_a_study_is_drawn_and_fetches_nothing(tmp_path: Path) -> None:
     figure = Figure("one", "A figure", "See.", (panel("one", "A line.", lambda ax: ax.plot([0, 1], [0, 1])),))
     table = Table("t", "A table", "See.", ("what", "how much"), ((Cell("a", "a"), Cell("1", 1.0)),))
-    study = StudyPage("A study", ("Words.",), (Headline("1", "one"),), (figure,), (table,), (), (), "lapwing")
+    study = StudyPage("A study", ("Words.",), (figure,), (table,), headlines=(Headline("1", "one"),), command="lapwing")
     page = write_study(study, tmp_path / "report.html")
     dom = browse(page, tmp_path / "profile", "--dump-dom", "--virtual-time-budget=3000")
     assert 'data-figures="1"' in dom

@@ -17,17 +17,19 @@ from typer.testing import CliRunner
 from lapwing.cli.app import app
 from lapwing.errors import InputError
 from lapwing_studies.report import battery as battery_report
-from lapwing_studies.report.study import markdown, write_study
+from lapwing_studies.report.study import markdown
 from lapwing_studies.reproduce import battery, scores, sources, tasks
 from lapwing_studies.reproduce.architectures import cnn, groups_of_four, mlp, seeded
-from lapwing_studies.reproduce.battery import METHODS, BatteryRecord
+from lapwing_studies.reproduce.battery import METHODS
 from lapwing_studies.reproduce.effort import QUICK, TOY
 from lapwing_studies.reproduce.folder import DataFolder
+from lapwing_studies.reproduce.means import standard_error
 from lapwing_studies.reproduce.parts import Parts, Scaling, Split, stratified, wide_box
 from lapwing_studies.reproduce.store import Store
-from lapwing_studies.reproduce.study import Study
+from lapwing_studies.reproduce.study import Record, Study
 from lapwing_studies.reproduce.summary import claims, lines
 from lapwing_studies.reproduce.training import Recipe, train
+from study_pages import written
 
 NO_DATA = DataFolder(None)
 
@@ -215,7 +217,7 @@ def few_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BatteryRecord]:
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Record]:
     """A folder in which a few tasks have been run, and their record."""
     folder = tmp_path_factory.mktemp("reproduce")
     with pytest.MonkeyPatch.context() as patch:
@@ -231,7 +233,7 @@ def test_the_battery_has_what_was_promised() -> None:
     assert len(tasks.listed(NO_DATA)) == 6
 
 
-def test_a_run_is_plain_json(done: tuple[Path, BatteryRecord]) -> None:
+def test_a_run_is_plain_json(done: tuple[Path, Record]) -> None:
     _, record = done
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert [run["task"] for run in record["runs"]] == list(FEW)
@@ -241,7 +243,7 @@ def test_a_run_is_plain_json(done: tuple[Path, BatteryRecord]) -> None:
 
 
 def test_what_is_done_is_not_done_again(
-    few_tasks: None, done: tuple[Path, BatteryRecord], monkeypatch: pytest.MonkeyPatch
+    few_tasks: None, done: tuple[Path, Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, record = done
     monkeypatch.setattr(battery.BatteryJob, "run", lambda self: pytest.fail("was run again"))
@@ -249,16 +251,16 @@ def test_what_is_done_is_not_done_again(
 
 
 def test_again_scores_again_with_the_kept_network(
-    few_tasks: None, done: tuple[Path, BatteryRecord], monkeypatch: pytest.MonkeyPatch
+    few_tasks: None, done: tuple[Path, Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, record = done
     monkeypatch.setattr(tasks, "TASKS", tasks.TASKS[:1])
-    monkeypatch.setattr(battery, "train", lambda *a, **k: pytest.fail("was trained again"))
+    monkeypatch.setattr("lapwing_studies.reproduce.study.train", lambda *a, **k: pytest.fail("was trained again"))
     second = battery.run(study(folder / "battery", again=True))
     assert second["runs"][0]["scores"] == record["runs"][0]["scores"]
 
 
-def made_up(gain: float, *, warned: bool = True) -> BatteryRecord:
+def made_up(gain: float, *, warned: bool = True) -> Record:
     """Twelve tasks where evidence + validation saves `gain` nats on temperature, and evidence alone loses."""
     nll = dict(zip(METHODS, (1.0, 0.9, 1.2, 0.9 - gain), strict=True))
     rows = [{"method": m, "nll": v, "ece": 0.1, "ood_auc": 1 - v / 2, "error": 0.1} for m, v in nll.items()]
@@ -269,7 +271,7 @@ def made_up(gain: float, *, warned: bool = True) -> BatteryRecord:
         "concerns": concerns, "notices": [], "chosen": "",
     }  # fmt: skip
     runs = [{**run, "task": f"task-{k}", "seed": s} for k in range(12) for s in range(2)]
-    return {"study": "battery", "effort": "toy", "n_seeds": 2, "runs": runs}  # type: ignore[typeddict-item]
+    return {"study": "battery", "effort": "toy", "n_seeds": 2, "runs": runs}
 
 
 def test_claims_hold_when_they_hold() -> None:
@@ -287,25 +289,23 @@ def test_claims_fail_when_they_fail() -> None:
 
 def test_a_line_is_a_mean_over_seeds() -> None:
     record = made_up(0.0)
-    record["runs"][0]["scores"] = [{**s, "nll": s["nll"] + 1} for s in record["runs"][0]["scores"]]  # type: ignore[typeddict-item]
+    record["runs"][0]["scores"] = [{**s, "nll": s["nll"] + 1} for s in record["runs"][0]["scores"]]
     first = lines(record)[0]
     assert first.mean("MAP", "nll") == pytest.approx(1.5)
-    assert first.spread("MAP", "nll") == pytest.approx(0.5)
+    assert standard_error(first.values("MAP", "nll")) == pytest.approx(0.5)
 
 
 def test_the_page_and_the_markdown_name_every_task(tmp_path: Path) -> None:
-    page = battery_report.page(made_up(0.03), "lapwing reproduce battery")
-    text = write_study(page, tmp_path / "report.html").read_text()
+    text = written("battery", made_up(0.03), tmp_path)
     assert text.count("<svg") == 3  # two figures and the bird
     assert "task-11" in text and "lapwing reproduce battery" in text
-    assert battery_report.picture(made_up(0.03), tmp_path / "picture.png").stat().st_size > 5000
     table = markdown(battery_report.nll_table(made_up(0.03))).splitlines()
     assert table[1].startswith("| --- | --- | --- | ---: |")
     assert "**0.870 ± 0.000**" in table[2] and "worse, warned" in table[2]
 
 
 def test_the_command_prints_and_writes(
-    few_tasks: None, done: tuple[Path, BatteryRecord], monkeypatch: pytest.MonkeyPatch
+    few_tasks: None, done: tuple[Path, Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from lapwing_studies.reproduce import effort
 

@@ -22,6 +22,7 @@ from lapwing_studies.reproduce.image_networks import NETWORKS, NORMALISED
 from lapwing_studies.reproduce.published import ANTORAN_2022
 from lapwing_studies.reproduce.store import Store
 from lapwing_studies.reproduce.study import Study
+from study_pages import page_of, written
 
 
 def study(folder: Path, effort: Any = TOY) -> Study:
@@ -59,11 +60,12 @@ def test_the_classic_evidence_picks_a_precision_ten_times_too_small(tmp_path: Pa
 def made_up_curve() -> Any:
     rows = [
         {
-            "evidence": evidence, "groups": groups, "precision": precision, "precisions": [precision], "noise_std": 0.2,
+            "evidence": evidence, "groups": groups, "precision": precision, "noise_std": 0.2,
+            "precisions": [precision] * (1 if groups == "one" else 2),
             "nll": 1 / precision, "nll_data": 0.0, "nll_gap": 1.0, "gap_std": 2.0,
             "band": {"mean": [0.0, 1.0], "std": [1.0, 2.0]},
         }
-        for evidence, groups, precision in [("trained weights", "one", 0.5), ("linear mode", "normalised", 8.0)]
+        for (evidence, groups), precision in zip(batchnorm.TUNINGS, (0.5, 8.0, 8.0), strict=True)
     ]  # fmt: skip
     run = {
         "seed": 0, "weights": 2600, "parameters": 2800, "n_train": 2, "train_x": [0.0, 1.0], "train_y": [0.0, 1.0],
@@ -73,12 +75,11 @@ def made_up_curve() -> Any:
 
 
 def test_the_curve_has_a_page_and_a_picture(tmp_path: Path) -> None:
-    page = batchnorm_report.page(made_up_curve(), "lapwing reproduce batchnorm-1d")
-    assert page.headlines[0].value == "16 times"
+    page = page_of("batchnorm-1d", made_up_curve())
+    assert page.headlines[0].value == "0.5 against 8" and page.headlines[0].says.endswith("holds")
     text = write_study(page, tmp_path / "report.html").read_text()
     assert text.count("<svg") == 3 and "2,600 weights" in text
-    assert batchnorm_report.picture(made_up_curve(), tmp_path / "picture.png").stat().st_size > 5000
-    assert "| linear mode | normalised | 8 |" in markdown(batchnorm_report.table(made_up_curve()))
+    assert "| linear mode | normalised | 8 … 8 |" in markdown(batchnorm_report.scores(made_up_curve()))
 
 
 # --- five networks -----------------------------------------------------------------------------------------
@@ -138,11 +139,9 @@ def made_up_table() -> Any:
 
 def test_the_table_stands_beside_the_published_one(tmp_path: Path) -> None:
     record = made_up_table()
-    assert antoran_report.better(record) == (5, 10)
-    page = antoran_report.page(record, "lapwing reproduce antoran2022")
-    text = write_study(page, tmp_path / "report.html").read_text()
+    assert antoran.claims(record)[0].found == "5 of 10"
+    text = written("antoran2022", record, tmp_path)
     assert "5 of 10" in text and ".253 ± .001" in text and text.count("<svg") == 2
-    assert antoran_report.picture(record, tmp_path / "picture.png").stat().st_size > 5000
-    table = markdown(antoran_report.nll_table(record)).splitlines()
+    table = markdown(antoran_report.scores(record, "nll")).splitlines()
     assert table[0] == "| evidence at | precisions | T-former | CNN | ResNet | Pre-ResNet | Fixup |"
     assert "0.500 ± 0.000" in table[5]

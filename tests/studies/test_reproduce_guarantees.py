@@ -12,15 +12,14 @@ import pytest
 import torch
 
 from lapwing.errors import InputError
-from lapwing_studies.report import alarm as alarm_report
-from lapwing_studies.report import conformal as conformal_report
-from lapwing_studies.report.study import markdown, write_study
+from lapwing_studies.report.study import markdown
 from lapwing_studies.reproduce import alarm, conformal, pairs
 from lapwing_studies.reproduce.effort import TOY
 from lapwing_studies.reproduce.folder import DataFolder
 from lapwing_studies.reproduce.parts import Split
 from lapwing_studies.reproduce.store import Store
-from lapwing_studies.reproduce.study import Study
+from lapwing_studies.reproduce.study import Record, Study
+from study_pages import page_of, written
 
 
 def folder(path: Path) -> DataFolder:
@@ -83,21 +82,18 @@ def test_the_alarm_study(study: Study, tmp_path: Path, monkeypatch: pytest.Monke
         assert set(run["auroc"]) == set(alarm.METHODS)
         assert all(0 <= v <= 1 for v in run["auroc"].values())
     record["runs"][0]["examples"] = [
-        alarm.Example(pixels=[[0, 255], [128, 0]], label=3, confidence=0.98, p_value=0.01) for _ in range(3)
+        Record(pixels=[[0, 255], [128, 0]], label=3, confidence=0.98, p_value=0.01) for _ in range(3)
     ]
-    page = alarm_report.page(record, "lapwing reproduce alarm")
-    text = write_study(page, tmp_path / "report.html").read_text(encoding="utf-8")
+    page, text = page_of("alarm", record), written("alarm", record, tmp_path)
     assert "turned digits" in text and "class 3 at 98%" in text
     assert "entropy" in markdown(page.tables[1])
-    assert alarm_report.picture(record, tmp_path / "picture.png").stat().st_size > 10_000
     assert json.loads(json.dumps(record, allow_nan=False)) == record
 
 
 def test_no_examples_no_pictures(study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pairs, "PAIRS", tuple(p for p in pairs.PAIRS if p.name == "vehicle-shifted"))
     record = alarm.run(study)
-    assert len(alarm_report.figures(record)) == 1
-    assert alarm_report.picture(record, tmp_path / "picture.png").exists()
+    assert len(page_of("alarm", record).figures) == 1 and written("alarm", record, tmp_path)
 
 
 def test_the_conformal_study(study: Study, tmp_path: Path) -> None:
@@ -105,10 +101,8 @@ def test_the_conformal_study(study: Study, tmp_path: Path) -> None:
     assert [run["data"] for run in record["runs"]] == list(conformal.NAMES)
     for run in record["runs"]:
         assert run["n_calibrated"] >= 9 and run["scaled"]["length"] > 0
-    page = conformal_report.page(record, "lapwing reproduce conformal")
-    text = write_study(page, tmp_path / "report.html").read_text(encoding="utf-8")
+    text = written("conformal", record, tmp_path)
     assert "boston" in text and "Intervals with a guarantee" in text
-    assert conformal_report.picture(record, tmp_path / "picture.png").stat().st_size > 10_000
 
 
 def test_constant_width_is_a_rank_of_the_residuals() -> None:

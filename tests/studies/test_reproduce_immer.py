@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,19 @@ from torch import nn
 
 import lapwing as lw
 from lapwing.errors import InputError
-from lapwing_studies.report import banana as banana_report
 from lapwing_studies.report import immer as report
-from lapwing_studies.report import step as step_report
-from lapwing_studies.report.study import markdown, write_study
-from lapwing_studies.reproduce import banana, immer, immer_methods, step, uci
+from lapwing_studies.report.study import markdown
+from lapwing_studies.reproduce import banana, immer, immer_claims, immer_methods, step, uci
 from lapwing_studies.reproduce.architectures import mlp, seeded
 from lapwing_studies.reproduce.effort import FULL, QUICK, TOY
 from lapwing_studies.reproduce.folder import DataFolder
 from lapwing_studies.reproduce.many import LEARNING_RATE, train_many
+from lapwing_studies.reproduce.means import standard_error
 from lapwing_studies.reproduce.parts import Split
 from lapwing_studies.reproduce.published import IMMER_2021
 from lapwing_studies.reproduce.store import Store
 from lapwing_studies.reproduce.study import Study, done
+from study_pages import page_of, written
 
 
 def folder(path: Path, n_classes: int = 3) -> DataFolder:
@@ -96,22 +95,22 @@ def test_networks_side_by_side_go_the_way_they_would_go_alone(n_classes: int, tm
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
 
 
-def test_large_sets_have_fewer_splits(tmp_path: Path) -> None:
+def test_large_sets_are_left_out_of_a_quick_run(tmp_path: Path) -> None:
     assert immer.n_splits(study(tmp_path, QUICK, 3), "glass") == 3
-    assert immer.n_splits(study(tmp_path, QUICK, 3), "satellite") == 1
+    assert immer.n_splits(study(tmp_path, QUICK, 3), "satellite") == 0
     assert immer.n_splits(study(tmp_path, QUICK, 20), "vehicle") == 10
 
 
 def test_a_study_that_is_stopped_has_an_even_table(tmp_path: Path) -> None:
     """A split of every set by every method, then the next split; the large sets after the others."""
     listed = [(job.number, job.set_name, job.part) for job in immer.jobs(study(tmp_path, FULL, 10))]
-    assert len(listed) == len(set(listed)) == 60 * 6 + 6 * 5
+    assert len(listed) == len(set(listed)) == 80 * 6 - 20  # no GLM mode on the large sets
     small = [name for name in uci.NAMES if name not in uci.LARGE]
     assert listed[:24] == [(0, name, part) for name in small for part in immer.FIRST]
     assert {number for number, name, _ in listed[:240] if name == "waveform"} == set(range(10))
-    assert {name for _, name, _ in listed[240:264]} == set(uci.LARGE)
-    assert {part for *_, part in listed[264:324]} == set(immer.LAST)
-    assert {part for *_, part in listed[324:]} == set(immer.MEAN_FIELD)
+    assert {name for _, name, _ in listed[240:320]} == set(uci.LARGE)
+    assert {part for *_, part in listed[320:380]} == set(immer.LAST)
+    assert {part for *_, part in listed[380:]} == set(immer.MEAN_FIELD)
     assert {*immer.FIRST, *immer.LAST, *immer.MEAN_FIELD} == set(immer.PARTS)
 
 
@@ -179,42 +178,42 @@ def record() -> Any:
                 scores += [made_up(method, 1.0, 0.1 + 0.2 * number, level), made_up(method, 4.0, 0.2, level + 0.1)]
             head = {"name": name, "seed": seed, "part": "plain", "weights": 9, "largest_gradient": 0.1, "seconds": 1.0}
             runs.append({**head, "scores": scores})
-    return {"study": "immer2021-uci", "effort": "toy", "n_splits": 2, "runs": runs}
+    return {"study": "immer2021-uci", "effort": "toy", "n_seeds": 2, "runs": runs}
 
 
 def test_every_method_takes_the_precision_with_the_best_validation_nll() -> None:
-    by_split = [s["precision"] for s in report.chosen_by_split(record(), "glass", "GLM")]
-    assert by_split == [1.0, 4.0]
-    assert {s["precision"] for s in report.chosen_together(record(), "glass", "GLM")} == {1.0}
-    mean, error = report.mean_and_error(report.chosen_by_split(record(), "glass", "GLM"))
-    assert mean == pytest.approx(0.35)
-    assert error == pytest.approx(0.05)
-    assert math.isnan(report.mean_and_error([made_up("GLM", 1.0, 0.1, 0.3)])[1])
+    by_split = immer_claims.chosen_by_split(record(), "glass", "GLM")
+    assert [s["precision"] for s in by_split] == [1.0, 4.0]
+    assert {s["precision"] for s in immer_claims.chosen_together(record(), "glass", "GLM")} == {1.0}
+    assert standard_error([s["nll"] for s in by_split]) == pytest.approx(0.05)
+    assert "0.350 ± 0.050" in markdown(report.nll_table(record(), immer_claims.chosen_by_split, "nll", "NLL"))
 
 
 def test_claims_count_sets() -> None:
-    everything = {"GLM < BNN": (8, 8), "GLM < GLM diag": (8, 8), "GLM refine ≤ MAP": (8, 8)}
-    assert report.claims(record()) == everything
+    found = [claim.found for claim in immer_claims.claims(record())]
+    assert found[:5] == ["8 of 8", "32 of 32 cases", "8 of 8", "4 of 4", "8 of 8"]
     partial = record()
     for run in partial["runs"][:3]:  # both splits of one set, one of the next
         run["scores"] = [score for score in run["scores"] if score["method"] != "GLM refine"]
-    assert report.claims(partial) == {**everything, "GLM refine ≤ MAP": (7, 7)}
-    near, of = report.levels(record())
-    assert of == 32
-    assert 0 < near < 32
+    assert immer_claims.claims(partial)[4].found == "7 of 7"
+    near = immer_claims.near(record(), immer_claims.COMPARED)
+    assert len(near) == 32 and 0 < sum(near) < 32
+    worse = record()
+    for run in worse["runs"]:
+        for score in run["scores"]:
+            score["nll"] *= 9 if score["method"].startswith("GLM") else 1
+    assert [claim.holds for claim in immer_claims.claims(worse)[:2]] == [False, False]
 
 
 def test_the_page_stands_beside_the_published_table(tmp_path: Path) -> None:
-    page = report.page(record(), "lapwing reproduce immer2021-uci")
-    text = write_study(page, tmp_path / "report.html").read_text()
+    page, text = page_of("immer2021-uci", record()), written("immer2021-uci", record(), tmp_path)
     assert "8 of 8" in text
     assert "0.335 ± 0.004" in text  # waveform as published
-    assert report.picture(record(), tmp_path / "picture.png").stat().st_size > 5000
-    assert len(markdown(page.tables[0]).splitlines()) == 10
+    assert len(markdown(page.tables[1]).splitlines()) == 10
     partial = record()
     for run in partial["runs"]:
         run["scores"] = [score for score in run["scores"] if score["method"] != "GLM mode"]
-    columns = [table.columns for table in report.page(partial, "lapwing").tables[::2]]
+    columns = [table.columns for table in report.page(partial).tables[::2]]
     assert columns == [("set", "splits", *(m for m in report.METHODS if m != "GLM mode"))] * 2
 
 
@@ -243,11 +242,9 @@ def test_figures_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(step, "N_GRID", 101)
     monkeypatch.setattr(banana, "N_GRID", 7)
     plain = Study(DataFolder(None), Store(tmp_path), TOY, 1)
-    made: list[tuple[Any, Any]] = [(step.run(plain), step_report), (banana.run(plain), banana_report)]
-    for found, module in made:
+    for found in (step.run(plain), banana.run(plain)):
         assert json.loads(json.dumps(found, allow_nan=False)) == found
-        assert "<svg" in write_study(module.page(found, "lapwing reproduce"), tmp_path / "report.html").read_text()
-        assert module.picture(found, tmp_path / "picture.png").stat().st_size > 5000
+        assert "<svg" in written(found["study"], found, tmp_path)
 
 
 def test_made_up_bananas_are_two_bent_clouds() -> None:

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from lapwing_studies.report import subnetwork as report
-from lapwing_studies.report.study import markdown, write_study
+from lapwing_studies.report.study import markdown
 from lapwing_studies.reproduce import subnetwork
 from lapwing_studies.reproduce.effort import FULL, TOY
 from lapwing_studies.reproduce.folder import DataFolder
 from lapwing_studies.reproduce.store import Store
 from lapwing_studies.reproduce.study import Study
+from study_pages import written
 
 
 def test_data_are_the_same_every_time_and_leave_gaps() -> None:
@@ -30,10 +31,9 @@ def test_data_are_the_same_every_time_and_leave_gaps() -> None:
 def test_the_page_can_be_made(tmp_path: Path) -> None:
     record = subnetwork.run(Study(DataFolder(None), Store(tmp_path), TOY, n_seeds=1))
     assert json.loads(json.dumps(record, allow_nan=False)) == record
-    text = write_study(report.page(record, "lapwing reproduce subnetwork-1d"), tmp_path / "report.html").read_text()
+    text = written("subnetwork-1d", record, tmp_path)
     assert text.count("<svg") == len(report.SHOWN) + 1  # and the bird
-    assert report.picture(record, tmp_path / "picture.png").stat().st_size > 5000
-    assert len(markdown(report.table(record)).splitlines()) == 2 + 3 + 15
+    assert len(markdown(report.by_choice(record)).splitlines()) == 2 + 3 + 15
 
 
 @pytest.mark.slow

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from lapwing_studies.report import tutorial as report
-from lapwing_studies.report.study import write_study
 from lapwing_studies.reproduce import tutorial
 from lapwing_studies.reproduce.effort import QUICK, TOY
 from lapwing_studies.reproduce.folder import DataFolder
 from lapwing_studies.reproduce.store import Store
 from lapwing_studies.reproduce.study import Study
 from lapwing_studies.reproduce.tutorial_networks import mode_panel, network_panel, scale_panel
+from study_pages import written
 
 
 def test_the_skewed_density() -> None:
@@ -68,9 +67,8 @@ def test_the_page_can_be_made(tmp_path: Path) -> None:
     study = Study(DataFolder(None), Store(tmp_path), TOY, n_seeds=1)
     record = tutorial.run(study)
     assert tutorial.run(study) == json.loads(json.dumps(record, allow_nan=False))
-    text = write_study(report.page(record, "lapwing reproduce tutorial"), tmp_path / "report.html").read_text()
+    text = written("tutorial", record, tmp_path)
     assert text.count('role="img"') == 5
-    assert report.picture(record, tmp_path / "picture.png").stat().st_size > 5000
     claims = tutorial.claims(record)
     assert len(claims) == 8 and claims[0].holds and not math.isnan(record["runs"][2]["values"]["gamma"])
 

@@ -10,16 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from lapwing_studies.report import uci_regression as report
-from lapwing_studies.report.study import write_study
 from lapwing_studies.reproduce import uci_regression as study_module
 from lapwing_studies.reproduce import uci_regression_claims as counted
 from lapwing_studies.reproduce.effort import FULL, QUICK, TOY
 from lapwing_studies.reproduce.folder import DataFolder
 from lapwing_studies.reproduce.parts import Split
 from lapwing_studies.reproduce.store import Store
-from lapwing_studies.reproduce.study import Study
+from lapwing_studies.reproduce.study import Record, Study
 from lapwing_studies.reproduce.uci_regression_methods import RATIOS, Task, _fitted
+from study_pages import page_of, written
 
 
 def task(n: int = 60) -> Task:
@@ -101,20 +100,17 @@ def test_a_stopped_study_goes_on_and_its_page_can_be_made(
         assert study_module.run(study) == record
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert len(record["runs"]) == 5 and len(record["runs"][0]["scores"]) == 11
-    text = write_study(report.page(record, "lapwing reproduce uci-regression"), tmp_path / "report.html").read_text()
-    assert text.count('role="img"') == 2
-    assert report.picture(record, tmp_path / "picture.png").stat().st_size > 5000
+    text = written("uci-regression", record, tmp_path)
+    assert text.count('role="img"') == 4
 
 
-def record(linear: float, sampled: float, plain: float, mean_field: float) -> study_module.UciRegressionRecord:
+def record(linear: float, sampled: float, plain: float, mean_field: float) -> Record:
     by = {("MAP", plain), ("linearised full", linear), ("sampled", sampled)}
-    scores = [
-        study_module.Score(method=m, by=tuning, rmse=1.0, ll=v) for m, v in by for tuning in ("evidence", "validation")
-    ]
-    scores.append(study_module.Score(method="mean field", by="ELBO", rmse=1.0, ll=mean_field))
+    scores = [Record(method=m, by=tuning, rmse=1.0, ll=v) for m, v in by for tuning in ("evidence", "validation")]
+    scores.append(Record(method="mean field", by="ELBO", rmse=1.0, ll=mean_field))
     kinds = [(name, "std") for name in study_module.SMALL] + [(name, "gap") for name in study_module.GAPS]
-    runs = [study_module.RegressionRun(name=n, kind=k, split=0, seconds=1.0, scores=scores) for n, k in kinds]
-    return study_module.UciRegressionRecord(study="uci-regression", effort="full", n_splits=1, steps=1, runs=runs)
+    runs = [Record(name=n, kind=k, split=0, seconds=1.0, scores=scores) for n, k in kinds]
+    return Record(study="uci-regression", effort="full", n_seeds=1, steps=1, runs=runs)
 
 
 def test_claims_hold_when_they_hold_and_fail_when_they_fail() -> None:
@@ -127,4 +123,4 @@ def test_claims_hold_when_they_hold_and_fail_when_they_fail() -> None:
 def test_the_quick_tier_runs(folder: Path, tmp_path: Path) -> None:
     found = study_module.run(Study(DataFolder(folder), Store(tmp_path / "out"), QUICK, n_seeds=1))
     assert len(found["runs"]) == 11 and len(counted.claims(found)) == 8
-    assert report.page(found, "lapwing reproduce uci-regression").tables
+    assert page_of("uci-regression", found).tables

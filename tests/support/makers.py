@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapwing.linalg import CG, UnitVectors
+from lapwing.linalg import CG, Sketch, UnitVectors
 from lapwing.network.jacobian import DenseBlock, FactorBlock, Given, Jacobian
 from lapwing.operators import (
     Arrangement,
@@ -25,6 +25,8 @@ from lapwing.operators import (
     GroupedDiagonal,
     KroneckerCurvature,
     KroneckerFactors,
+    Leading,
+    LeadingEigen,
     LowRankCurvature,
     MatrixFreeCurvature,
     MatrixProducts,
@@ -194,6 +196,37 @@ def kronecker_groups(seed: int) -> Made:
     return kronecker_with(GROUPS, ExactDamping(), seed)
 
 
+def leading_inputs(arrangement: Arrangement) -> tuple[LeadingEigen, Tensor]:
+    """A = U diag(s) Uᵀ + ρ (I − U Uᵀ) with all but two of its directions in ρ, the same for every seed; and dense."""
+    q, _, i = positions(arrangement).shape
+    g = torch.Generator().manual_seed(96)
+    U, values = torch.linalg.qr(randn(q, i, i - 2, g=g)).Q, torch.rand(q, i - 1, generator=g, dtype=torch.float64) + 0.1
+    inside = U @ U.mT
+    A = (U * values[:, None, :-1]) @ U.mT + values[:, -1:, None] * (torch.eye(i).double() - inside)
+    return LeadingEigen.decomposed(values, U, Leading(rank=i - 1), 5.0), A
+
+
+def kronecker_leading_with(arrangement: Arrangement, B: Tensor, B_factor: Any, seed: int) -> Made:
+    A, A_dense = leading_inputs(arrangement)
+    scale = torch.tensor(0.6, dtype=torch.float64)
+    H = KroneckerCurvature("layer", arrangement, KroneckerFactors(A, 5.0, B_factor), scale, ExactDamping())
+    blocks = torch.stack([0.6 * torch.kron(B_q, A_q) for A_q, B_q in zip(A_dense, B)])
+    return H, spread(blocks, positions(arrangement)), prior(12, 1, torch.Generator().manual_seed(seed))
+
+
+def kronecker_leading(seed: int) -> Made:
+    """Only leading directions of A are kept."""
+    _, B = factors(GROUPS, seed)
+    return kronecker_leading_with(GROUPS, B, B, seed)
+
+
+def kronecker_leading_outputs(seed: int) -> Made:
+    """And of B, from a sketch. Two such B add up exactly, as their sum has no more directions than the sketch."""
+    b = randn(1, 3, 1, g=torch.Generator().manual_seed(seed))
+    B = b @ b.mT
+    return kronecker_leading_with(JOINT, B, LeadingEigen(Sketch.of(B, 2), Leading(rank=2)), seed)
+
+
 def kronecker_split(seed: int) -> Made:
     """Not among MAKERS: its precision is not H + P₀."""
     return kronecker_with(GROUPS, SplitDamping(), seed)
@@ -295,6 +328,8 @@ MAKERS: list[Callable[[int], Made]] = [
     block_diagonal,
     kronecker,
     kronecker_groups,
+    kronecker_leading,
+    kronecker_leading_outputs,
     eigen,
     kronecker_and_dense,
 ]
@@ -302,5 +337,6 @@ MAKERS: list[Callable[[int], Made]] = [
 
 def rows_for(make: Callable[[int], Made]) -> Rows:
     """Rows an operator can work with: a layer's own where it stands for one layer."""
-    own = {kronecker: one_layer(JOINT), kronecker_groups: one_layer(GROUPS), eigen: one_layer(GROUPS)}
-    return own.get(make, jacobian)
+    own = {kronecker: JOINT, kronecker_leading_outputs: JOINT}
+    own |= {kronecker_groups: GROUPS, kronecker_leading: GROUPS, eigen: GROUPS}
+    return one_layer(own[make]) if make in own else jacobian

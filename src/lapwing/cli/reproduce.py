@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -61,18 +62,17 @@ class Options:
 
 def run_study(options: Options) -> tuple[Any, StudyPage, Path]:
     """Run what has not been run; write record.json, claims.json, report.html, picture.png and tables.md."""
-    from lapwing_studies.report.study import markdown, write_study
+    from lapwing_studies.report.study import markdown, study_page, write_cover, write_study
     from lapwing_studies.reproduce.claims import kept
 
     entry = options.entry
     record = entry.study.run(study(options))
-    page, folder = entry.report.page(record, options.command), options.out / options.table
+    page, folder = study_page(entry, record, options.command), options.out / options.table
     path = write_study(page, folder / "report.html")
-    entry.report.picture(record, folder / "picture.png")
+    write_cover(page, folder / "picture.png")
     _write_json(record, folder / "record.json")
-    if (claims := entry.claims) is not None:
-        rows = kept(entry.name, entry.paper, options.level, options.n_seeds, options.command, claims.claims(record))
-        _write_json(rows, folder / "claims.json", indent=1)
+    rows = kept(entry.name, entry.paper, options.level, options.n_seeds, options.command, entry.claims(record))
+    _write_json(rows, folder / "claims.json", indent=1)
     tables = "\n\n".join(f"{table.title}\n\n{markdown(table)}" for table in page.tables)
     (folder / "tables.md").write_text(tables + "\n", encoding="utf-8")
     return record, page, path
@@ -106,17 +106,19 @@ def run_all(options: Options) -> list[dict[str, str]]:
     for entry in STUDIES:
         if options.level not in entry.tiers:
             continue
+        started, page, problem = perf_counter(), "", ""
         try:
-            _, _, path = run_study(replace(options, table=entry.name))
-            rows.append({"study": entry.name, "page": str(path.resolve()), "problem": ""})
+            page = str(run_study(replace(options, table=entry.name))[2].resolve())
         except LapwingError as error:
-            rows.append({"study": entry.name, "page": "", "problem": str(error)})
+            problem = str(error)
+        taken = f"{perf_counter() - started:.0f}"
+        rows.append({"study": entry.name, "seconds": taken, "page": page, "problem": problem})
     return rows
 
 
 def show_all(rows: list[dict[str, str]]) -> None:
     for row in rows:
-        typer.echo(f"{row['study']:<18} {row['page'] or 'not run: ' + row['problem']}")
+        typer.echo(f"{row['study']:<20}{row['seconds']:>6} s  {row['page'] or 'not run: ' + row['problem']}")
 
 
 def listed() -> list[dict[str, Any]]:
@@ -141,6 +143,7 @@ def show_list(rows: list[dict[str, Any]]) -> None:
         takes = "; ".join(f"{tier}: {cost['takes']}" for tier, cost in row["tiers"].items())
         typer.echo(f"{row['study']:<{width}}{row['shows']} (after: {row['after']})")
         typer.echo(f"{'':<{width}}needs {row['needs']}; {takes}")
+    typer.echo("Times are those of one core at rest, with the data of --data.")
 
 
 def show_study(page: StudyPage, path: Path) -> None:

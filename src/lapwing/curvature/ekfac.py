@@ -17,7 +17,7 @@ from lapwing.curvature.output_layer import OutputTerms
 from lapwing.curvature.shards import decompose_together
 from lapwing.curvature.structure import Structure
 from lapwing.curvature.workload import Workload
-from lapwing.errors import StructureError
+from lapwing.errors import InputError, StructureError
 from lapwing.network.jacobian import Jacobian
 from lapwing.network.parameters import ParamLayout
 from lapwing.operators import Basis, BlockDiagonalCurvature, Curvature, EigenCurvature, KroneckerCurvature
@@ -25,9 +25,18 @@ from lapwing.operators import Basis, BlockDiagonalCurvature, Curvature, EigenCur
 
 @dataclass(frozen=True)
 class Ekfac(Kron):
-    """The eigenbasis of `Kron`, with eigenvalues s = Σ (U_Bᵀ (SᵀJ) U_A)² from a second pass over the data."""
+    """The eigenbasis of `Kron`, with eigenvalues s = Σ (U_Bᵀ (SᵀJ) U_A)² from a second pass over the data.
 
+    It needs all eigenvectors: factors are kept whole whatever their size.
+    """
+
+    large: int | None = None
     additive = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.large is not None:
+            raise InputError("Ekfac: curvature along every eigenvector needs whole factors; large= is for lw.Kron.")
 
     def second_pass(self, parts: Sequence[Curvature]) -> Sequence[Accumulator] | None:
         bases = _shared_bases(parts)
@@ -44,16 +53,16 @@ class Ekfac(Kron):
 
     def stored_bytes(self, work: Workload) -> int:
         """One eigenbasis shared by all parts, and the eigenvalues of each part."""
-        return work.summary.stored_bytes + 8 * work.n_parts * work.p
+        return self._summary(work).stored_bytes + 8 * work.n_parts * work.p
 
     @property
     def trial_structure(self) -> Structure:
         """Kronecker: a trial needs the size of the sums only, and skips the eigendecompositions."""
-        return Kron(self.sharing, self.bias, self.damping)
+        return Kron(self.sharing, self.bias, self.damping, large=None)
 
     def second_pass_bytes(self, work: Workload) -> int:
         """Eigenvectors, and two copies of the eigenvalues of each part."""
-        return 2 * work.summary.stored_bytes + 16 * work.n_parts * work.p
+        return 2 * self._summary(work).stored_bytes + 16 * work.n_parts * work.p
 
     def fit_macs(self, work: Workload) -> float:
         """Two passes: the Kronecker factors, then the rows rotated into the eigenbasis (twice the factors' cost)."""

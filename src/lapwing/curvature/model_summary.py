@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -13,7 +13,7 @@ from lapwing.linalg import stored_dtype
 from lapwing.network.jacobian import Block, FactorBlock
 from lapwing.network.linearised import MOST_DOUBLE, Linearised
 from lapwing.network.parameters import ParamLayout
-from lapwing.operators import MOST_KEPT
+from lapwing.operators import MOST_KEPT, WHOLE, Leading
 
 MAX_DENSE_BLOCK = 1_024  # entries up to which a tensor without a Kronecker rule gets its exact dense block
 MOST_DOUBLE_DIAGONAL = 1 << 20  # entries above which the diagonal of such a tensor is float32
@@ -29,6 +29,7 @@ class ParameterBlock:
     r: int
     row_floats: int  # numbers per row of the Jacobian, without the layer's inputs
     dtype: torch.dtype = torch.float64  # of the rows
+    leading: Leading = WHOLE  # which factors are kept as leading directions
 
     @classmethod
     def of(cls, block: Block) -> ParameterBlock:
@@ -56,7 +57,7 @@ class ParameterBlock:
     def stored_bytes(self) -> int:
         """Bytes of both factors, the dense block, or the diagonal, in the dtype they are stored in."""
         if self.treatment == KRONECKER:
-            return sum(self._square(side).itemsize * q * side**2 for q, side in self._sides)
+            return sum(self._stored(side).itemsize * q * side * columns for q, side, columns in self._sides)
         return 8 * self.p**2 if self.treatment == DENSE else diagonal_dtype(self.p).itemsize * self.p
 
     @property
@@ -65,7 +66,8 @@ class ParameterBlock:
         factors) and inverse eigenvalues; a Cholesky factor; a diagonal."""
         if self.treatment != KRONECKER:
             return self.stored_bytes
-        doubles = sum(q * side**2 for q, side in self._sides if self._square(side) == torch.float64)
+        # The eigenvectors of a sketch replace it.
+        doubles = sum(q * side**2 for q, side, columns in self._sides if self._keeps_sum(side, columns))
         copies = 12 if self.dtype == torch.float32 else 8
         return copies * doubles + (self.dtype.itemsize * self.p if self.p <= MOST_KEPT else 0)
 
@@ -77,18 +79,29 @@ class ParameterBlock:
             return 0 if self.treatment == DENSE else 2 * self.stored_bytes
         # 48 = 6 matrices of 8 bytes per entry.
         decomposition = max(
-            48 * side**2 + (self._square(side).itemsize * q * side**2 if self._square(side) != torch.float64 else 0)
-            for q, side in self._sides
+            48 * side * columns
+            + (0 if self._keeps_sum(side, columns) else self._stored(side).itemsize * q * side * columns)
+            for q, side, columns in self._sides
         )
         return max(decomposition, 20 * self.p)
 
     @property
-    def _sides(self) -> tuple[tuple[int, int], ...]:
+    def _sides(self) -> tuple[tuple[int, int, int], ...]:
+        """(q, side, columns) of B and of A; a factor kept as leading directions has fewer columns than rows."""
         q, o, i = self.maps or (0, 0, 0)
-        return (q, o), (q, i)
+        return (q, o, self.leading.directions(o, i) or o), (q, i, self.leading.directions(i, o) or i)
 
-    def _square(self, side: int) -> torch.dtype:
+    @property
+    def n_leading(self) -> int:
+        """Factors kept as leading directions."""
+        return sum(columns < side for _, side, columns in self._sides)
+
+    def _stored(self, side: int) -> torch.dtype:
         return stored_dtype(side, self.dtype)
+
+    def _keeps_sum(self, side: int, columns: int) -> bool:
+        """Whether a factor keeps its sum beside its eigenvectors."""
+        return columns == side and self._stored(side) == torch.float64
 
     def datum_floats(self, k: int) -> int:
         """Numbers to store k rows of one datum: inputs and output gradients, or all entries, whichever are fewer."""
@@ -108,15 +121,18 @@ class ParameterBlock:
         return self.r * (i**2 + o**2)
 
     def factor_macs(self, columns: int) -> int:
-        """Multiplications of both Kronecker factors: r q i² for A, once; r q o² for B, per column."""
-        q, o, i = self.maps or (0, 0, 0)
-        return self.r * q * (i**2 + columns * o**2)
+        """Multiplications of both Kronecker factors: r q i² for A, once; r q o² for B, per column of SᵀJ.
+
+        A sketch takes 2 r q i k for k directions: no triangle of it can be left out.
+        """
+        (q, o, k), (_, i, m) = self._sides
+        each = (i * (m if m == i else 2 * m)) + columns * o * (k if k == o else 2 * k)
+        return self.r * q * each
 
     @property
     def cubes(self) -> int:
-        """q (o³ + i³): the cost of the eigendecompositions, up to a constant."""
-        q, o, i = self.maps or (0, 0, 0)
-        return q * (o**3 + i**3)
+        """q (o³ + i³): the cost of the eigendecompositions, up to a constant; d k² for k of d directions."""
+        return sum(q * side * columns**2 for q, side, columns in self._sides)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +141,12 @@ class ModelSummary:
 
     linearised: Linearised
     x: ModelInput
+
+    def under(self, leading: Leading) -> ModelSummary:
+        """The same blocks with factors kept as leading directions where `leading` says so."""
+        summary = replace(self)
+        vars(summary)["blocks"] = tuple(replace(block, leading=leading) for block in self.blocks)
+        return summary
 
     @property
     def layout(self) -> ParamLayout:
@@ -170,7 +192,9 @@ class ModelSummary:
     def treatments(self) -> str:
         """How `kron` covers the parameters, with counts: "6 Kronecker blocks, 2 exact diagonals"."""
         counts = Counter(block.treatment for block in self.blocks)
-        return ", ".join(plural(counts[kind], kind) for kind in (KRONECKER, DENSE, DIAGONAL) if counts[kind])
+        listed = [plural(counts[kind], kind) for kind in (KRONECKER, DENSE, DIAGONAL) if counts[kind]]
+        low = sum(block.n_leading for block in self.blocks)
+        return ", ".join([*listed, *([plural(low, "low-rank factor")] if low else [])])
 
 
 def plural(number: int, noun: str) -> str:

@@ -10,9 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import torch
-
-from lapwing._types import Tensor
 from lapwing.operators import (
     BlockDiagonalCurvature,
     Curvature,
@@ -68,17 +65,10 @@ def decompose_together(blocks: Sequence[Curvature]) -> None:
     eigens = [eigen for factors in kron for eigen in (factors.eigen_A, factors.eigen_B) if not eigen.known]
     if not eigens or not distributed.is_distributed():
         return
-    # Eigenvalues and eigenvectors travel as one matrix with the eigenvalues as its first row.
-    shapes = [torch.Size((len(e.held), e.held.shape[-1] + 1, e.held.shape[-1])) for e in eigens]
-
-    def decomposed(i: int) -> Tensor:
-        values, U = eigens[i].pair
-        return torch.cat([values[:, None], U.double()], 1)
-
-    found = distributed.split_work([float(q * d**3) for q, _, d in shapes], decomposed, shapes)
+    shapes = [eigen.packed_shape for eigen in eigens]
+    found = distributed.split_work([float(q * k * d**2) for q, k, d in shapes], lambda i: eigens[i].packed(), shapes)
     for eigen, both in zip(eigens, found, strict=True):
-        both = both.to(eigen.held.device)
-        eigen.know(both[:, 0], both[:, 1:])
+        eigen.know_packed(both.to(eigen.held.device))
 
 
 def leaves(parts: Sequence[Curvature]) -> Iterator[Curvature]:

@@ -21,7 +21,7 @@ from lapwing.posterior import Posterior
 
 _STRUCTURES: Mapping[str, Any] = {
     "full": curvature.Full(),
-    "kron": curvature.Kron(bias="separate"),
+    "kron": curvature.Kron(bias="separate", large=None),
     "diag": curvature.Diag(),
     "gp": curvature.GP(),
     "lowrank": curvature.LowRank(),

@@ -24,6 +24,7 @@ from lapwing.linalg.pivoted_cholesky import (
 from lapwing.linalg.probes import Probes, Rademacher, UnitVectors
 from lapwing.linalg.recomputed import recomputed
 from lapwing.linalg.roots import safe_sqrt, symmetric_root
+from lapwing.linalg.sketch import GramSketch, RowSum, Sketch
 from lapwing.linalg.symmetric import add_gram_, mirror_
 from lapwing.linalg.trace import hutch_plus_plus, hutchinson, signs, trace, xtrace
 
@@ -33,6 +34,7 @@ __all__ = [
     "Applied",
     "Eigenpairs",
     "Estimated",
+    "GramSketch",
     "GramSum",
     "Krylov",
     "PartialCholesky",
@@ -40,6 +42,8 @@ __all__ = [
     "Product",
     "ProductSum",
     "Rademacher",
+    "RowSum",
+    "Sketch",
     "Solution",
     "UnitVectors",
     "add_converted_",

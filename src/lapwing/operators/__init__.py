@@ -1,5 +1,6 @@
 """Matrices: curvature H and precision P = H + P₀; one structure a file."""
 
+from lapwing.operators import axes
 from lapwing.operators.arrangement import Arrangement
 from lapwing.operators.base import Curvature, Precision, Rows
 from lapwing.operators.block_diagonal import BlockDiagonalCurvature, BlockDiagonalPrecision
@@ -9,6 +10,7 @@ from lapwing.operators.coordinates import Coordinates
 from lapwing.operators.dense import DenseCurvature, DensePrecision, SymmetricMatrix
 from lapwing.operators.dense_rows import DenseRows
 from lapwing.operators.diagonal import DiagonalCurvature, DiagonalPrecision
+from lapwing.operators.eigen import WHOLE, Eigen, Factor, Leading, LeadingEigen, combined
 from lapwing.operators.grouped_diagonal import GroupedDiagonal, one_group
 from lapwing.operators.kronecker import (
     EigenCurvature,
@@ -17,7 +19,6 @@ from lapwing.operators.kronecker import (
 from lapwing.operators.kronecker_factors import (
     Basis,
     Damping,
-    Eigen,
     ExactDamping,
     KroneckerFactors,
     SplitDamping,
@@ -33,6 +34,7 @@ from lapwing.operators.written_rows import WrittenRows, stacked
 
 __all__ = [
     "MOST_KEPT",
+    "WHOLE",
     "Arrangement",
     "Basis",
     "BlockDiagonalCurvature",
@@ -51,9 +53,12 @@ __all__ = [
     "Eigen",
     "EigenCurvature",
     "ExactDamping",
+    "Factor",
     "GroupedDiagonal",
     "KroneckerCurvature",
     "KroneckerFactors",
+    "Leading",
+    "LeadingEigen",
     "LowRankCurvature",
     "LowRankPrecision",
     "MatrixFreeCurvature",
@@ -70,6 +75,8 @@ __all__ = [
     "SplitDamping",
     "SymmetricMatrix",
     "WrittenRows",
+    "axes",
+    "combined",
     "inv_quads",
     "one_group",
     "stacked",

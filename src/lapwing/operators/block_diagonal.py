@@ -80,7 +80,8 @@ class BlockDiagonalCurvature(Curvature):
         def rotate(v: Tensor) -> Tensor:
             return torch.cat([each.rotate(v[..., s]) for s, each in zip(self.slices, axes, strict=True)], dim=-1)
 
-        return Coordinates(torch.cat([each.eigenvalues for each in axes]), torch.cat(groups), rotate)
+        eigenvalues, weights = (torch.cat(both) for both in zip(*((each.eigenvalues, each.weights) for each in axes)))
+        return Coordinates(eigenvalues, torch.cat(groups), rotate, weights)
 
     def to_dense(self) -> Float[Tensor, "p p"]:
         return torch.block_diag(*(H.to_dense() for H in self.blocks))

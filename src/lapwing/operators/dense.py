@@ -84,7 +84,7 @@ class DenseCurvature(Curvature):
         if not P0.isotropic:
             return None
         values, Q = self.unit.eigenbasis
-        return Coordinates(self.scale * values, P0.index, lambda v: v @ Q)
+        return Coordinates(self.scale * values, P0.index, lambda v: v @ Q, torch.ones_like(values))
 
     def to_dense(self) -> Float[Tensor, "p p"]:
         return self.scale * self.unit.entries

@@ -53,7 +53,7 @@ class DiagonalCurvature(Curvature):
         return replace(self, entries=left.clamp(min=0))  # negative by rounding only
 
     def coordinates(self, P0: GroupedDiagonal) -> Coordinates:
-        return Coordinates(self.entries, P0.index, lambda v: v)
+        return Coordinates(self.entries, P0.index, lambda v: v, torch.ones_like(self.entries))
 
     def plus(self, P0: GroupedDiagonal) -> DiagonalPrecision:
         return DiagonalPrecision(_shifted(self.entries, P0))

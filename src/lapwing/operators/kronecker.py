@@ -2,14 +2,13 @@
 
 A is the mean of a aᵀ over data and positions (a: layer inputs), B the sum of g Λ gᵀ (g: output gradients). In the
 eigenbasis U_B ⊗ U_A the precision is diagonal: every method is a rotation and an elementwise operation, and a new prior
-needs no new eigendecomposition.
+needs no new eigendecomposition. So it is where only leading directions of a large factor are kept (`eigen`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 
 import torch
 
@@ -20,7 +19,8 @@ from lapwing.operators.arrangement import Arrangement
 from lapwing.operators.base import Curvature
 from lapwing.operators.conditioning import require_semidefinite
 from lapwing.operators.coordinates import Coordinates
-from lapwing.operators.grouped_diagonal import GroupedDiagonal
+from lapwing.operators.eigen import Eigen, Factor, combined
+from lapwing.operators.grouped_diagonal import GroupedDiagonal, one_group
 from lapwing.operators.kronecker_factors import Basis, Damping, KroneckerFactors
 from lapwing.operators.rotated import RotatedPrecision, one_precision
 
@@ -49,18 +49,24 @@ class KroneckerCurvature(Curvature):
 
     def mv(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
         W = self.arrangement.matrices(v)
-        A, B = self.factors.A.to(W.dtype), self.factors.B_sum.to(W.dtype)
-        return self.arrangement.flat(self.scale * (B @ W @ A), self.p)
+        BW = self.factors.eigen_B.through(W.mT).mT
+        return self.arrangement.flat(self.scale * self.factors.eigen_A.through(BW), self.p)
 
     def diagonal(self) -> Float[Tensor, " p"]:
         b, a = self.factors.eigen_B.diagonal(), self.factors.eigen_A.diagonal() / self.factors.count
         return self.arrangement.flat(self.scale * b[:, :, None] * a[:, None, :], self.p)
 
     def spectrum(self) -> Float[Tensor, " p"]:
-        return self.scale * (self.factors.b[:, :, None] * self.factors.a[:, None, :]).flatten()
+        products = self.scale * (self.factors.b[:, :, None] * self.factors.a[:, None, :])
+        if self.factors.basis.whole:
+            return products.flatten()
+        return products.flatten(1).repeat_interleave(self.factors.basis.multiplicities.long().flatten(), 1).flatten()
 
     def weighted_spectrum(self) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"]]:
         a, b = self.factors.a, self.factors.b
+        if not self.factors.basis.whole:
+            counts = self.factors.basis.multiplicities.expand(len(a), -1, -1)
+            return self.scale * (b[:, :, None] * a[:, None, :]).flatten(), counts.flatten()
         if a.shape[1] * b.shape[1] < _MANY_PRODUCTS:  # for few products the exact sum is faster than the grid
             return super().weighted_spectrum()
         values, weights = zip(*(products_on_grid(*maps) for maps in zip(a, b, strict=True)), strict=True)
@@ -68,8 +74,7 @@ class KroneckerCurvature(Curvature):
 
     def trace(self) -> Scalar:
         # tr(B ⊗ A) = tr B · tr A per map, without eigendecompositions
-        b, a = (eigen.diagonal().sum(-1) for eigen in (self.factors.eigen_B, self.factors.eigen_A))
-        return self.scale * (b * a).sum() / self.factors.count
+        return self.scale * (self.factors.eigen_B.trace() * self.factors.eigen_A.trace()).sum() / self.factors.count
 
     def scaled(self, c: Scalar) -> KroneckerCurvature:
         return replace(self, scale=c * self.scale)
@@ -77,43 +82,42 @@ class KroneckerCurvature(Curvature):
     def mixed(self, others: Sequence[KroneckerCurvature], scales: Float[Tensor, " g"]) -> KroneckerCurvature:
         # Parts of one pass share A: only B adds up. Curvatures of other data add to the sum and the count of A too.
         parts = (self, *others)
-        B_sum = _weighted_sum((c * H.scale, H.factors.B_sum) for c, H in zip(scales, parts, strict=True))
+        B = _outputs(parts, [c * H.scale for c, H in zip(scales, parts, strict=True)])
         if all(H.factors.same_inputs(self.factors) for H in others):
-            factors = KroneckerFactors(self.factors.eigen_A, self.factors.count, B_sum)
+            factors = KroneckerFactors(self.factors.eigen_A, self.factors.count, B)
         else:
-            A_sum = reduce(torch.add, (H.factors.A_sum for H in parts))
-            factors = KroneckerFactors(A_sum, sum(H.factors.count for H in parts), B_sum)
+            factors = _pooled(parts, B)
         return replace(self, factors=factors, scale=torch.ones_like(self.scale))
 
     def joined(self, others: Sequence[KroneckerCurvature]) -> KroneckerCurvature:
         """Unlike `mixed`, treats the others as different data even if their A happens to be equal."""
         parts = (self, *others)
-        B_sum = _weighted_sum((H.scale, H.factors.B_sum) for H in parts)
-        A_sum, count = reduce(torch.add, (H.factors.A_sum for H in parts)), sum(H.factors.count for H in parts)
-        return replace(self, factors=KroneckerFactors(A_sum, count, B_sum), scale=torch.ones_like(self.scale))
+        factors = _pooled(parts, _outputs(parts, [H.scale for H in parts]))
+        return replace(self, factors=factors, scale=torch.ones_like(self.scale))
 
     def without(self, other: KroneckerCurvature) -> KroneckerCurvature:
         count = self.factors.count - other.factors.count
         if count <= 0:
             raise NumericalError(f"Block '{self.name}': nothing would be left of its data.")
-        A_sum = self.factors.A_sum - other.factors.A_sum
-        B_sum = self.scale * self.factors.B_sum - other.scale * other.factors.B_sum
+        A_sum = _whole(self.name, self.factors.eigen_A) - _whole(self.name, other.factors.eigen_A)
+        B_sum = self.scale * _whole(self.name, self.factors.eigen_B)
+        B_sum = B_sum - other.scale * _whole(self.name, other.factors.eigen_B)
         # B ⊗ A of the difference is positive semi-definite if both factors are, so check them separately.
         for left, whole in ((A_sum, self.factors.a * self.factors.count), (B_sum, self.scale * self.factors.b)):
             require_semidefinite(torch.linalg.eigvalsh(left.double()), whole, _DOWNDATED[left.dtype])
         return replace(self, factors=KroneckerFactors(A_sum, count, B_sum), scale=torch.ones_like(self.scale))
 
     def addends(self) -> tuple[Tensor, ...]:
-        """Σ a aᵀ, its count, and c Σ g Λ gᵀ."""
+        """The count, Σ a aᵀ, and c Σ g Λ gᵀ."""
         # A layer that this rank's data did not pass through has a default count of 1, which must not be added.
-        seen = self.factors.count > 1 or bool(self.factors.eigen_A.diagonal().any())
+        seen = self.factors.count > 1 or bool(self.factors.eigen_A.trace().any())
         count = torch.tensor(self.factors.count * seen, dtype=torch.float64)
-        return self.factors.A_sum, count, self.scale * self.factors.B_sum
+        return count, *self.factors.eigen_A.sums(), *(self.scale * part for part in self.factors.eigen_B.sums())
 
     def with_sums(self, sums: Iterator[Tensor]) -> KroneckerCurvature:
-        A_sum, count, B_sum = next(sums), next(sums), next(sums)
-        kept = self.factors.eigen_A.dtype, self.factors.eigen_B.dtype  # sums over ranks are computed in float64
-        factors = KroneckerFactors(A_sum.to(kept[0]), max(float(count), 1.0), B_sum.to(kept[1]))
+        count = max(float(next(sums)), 1.0)
+        A = self.factors.eigen_A.with_sums(sums, count)
+        factors = KroneckerFactors(A, count, self.factors.eigen_B.with_sums(sums, 1.0))
         return replace(self, factors=factors, scale=torch.ones_like(self.scale))
 
     def plus(self, P0: GroupedDiagonal) -> RotatedPrecision:
@@ -121,16 +125,22 @@ class KroneckerCurvature(Curvature):
         return RotatedPrecision(self.arrangement, self.factors.basis, lambda: self.damping.eigenvalues(a, b, delta))
 
     def unfactorised(self, P0: GroupedDiagonal) -> RotatedPrecision:
-        layer, factors = self.arrangement, self.factors
-        # The factors have the shape of their eigenvectors: cloned, they take the memory that those will take.
-        basis = Basis(factors.A_sum.clone(), factors.B_sum.clone())
-        return RotatedPrecision(layer, basis, lambda: P0.values.new_ones(layer.q, layer.o, layer.i))
+        # The sums have the shape of their eigenvectors: cloned, they take the memory that those will take.
+        basis = Basis(self.factors.eigen_A.held.clone(), self.factors.eigen_B.held.clone())
+        shape = self.arrangement.q, *basis.multiplicities.shape
+        return RotatedPrecision(self.arrangement, basis, lambda: P0.values.new_ones(shape))
 
     def coordinates(self, P0: GroupedDiagonal) -> Coordinates | None:
         if not P0.isotropic or not self.exact_prior:
             return None
-        rotate = self.factors.basis.rotate
-        return Coordinates(self.spectrum(), P0.index, lambda v: rotate(self.arrangement.matrices(v)).flatten(-3))
+        basis, a, b = self.factors.basis, self.factors.a, self.factors.b
+        eigenvalues = basis.spread(self.scale * b[:, :, None] * a[:, None, :]).flatten()
+        return Coordinates(
+            eigenvalues,
+            one_group(len(eigenvalues)).to(eigenvalues.device),
+            lambda v: basis.rotate(self.arrangement.matrices(v)).flatten(-3),
+            basis.shares.expand(len(a), -1, -1).flatten(),
+        )
 
     def to_dense(self) -> Float[Tensor, "p p"]:
         return self.mv(torch.eye(self.p, dtype=torch.float64, device=self.factors.device))
@@ -186,13 +196,28 @@ class EigenCurvature(Curvature):
     def coordinates(self, P0: GroupedDiagonal) -> Coordinates | None:
         if not P0.isotropic:
             return None
-        rotate = self.basis.rotate
-        return Coordinates(self.spectrum(), P0.index, lambda v: rotate(self.arrangement.matrices(v)).flatten(-3))
+        rotate, each = self.basis.rotate, torch.ones_like(self.spectrum())
+        return Coordinates(self.spectrum(), P0.index, lambda v: rotate(self.arrangement.matrices(v)).flatten(-3), each)
 
     def to_dense(self) -> Float[Tensor, "p p"]:
         return self.mv(torch.eye(self.p, dtype=torch.float64, device=self.s.device))
 
 
-def _weighted_sum(terms: Iterable[tuple[Scalar, Float[Tensor, "q d d"]]]) -> Float[Tensor, "q d d"]:
-    """Σ c M. The scales have no axes, so the result keeps the dtype of the matrices."""
-    return reduce(torch.add, (c * M for c, M in terms))
+def _outputs(parts: Sequence[KroneckerCurvature], scales: Sequence[Scalar]) -> Factor:
+    """Σ c B. The scales have no axes, so the result keeps the dtype of the matrices."""
+    return combined([H.factors.eigen_B for H in parts], scales, 1.0)
+
+
+def _pooled(parts: Sequence[KroneckerCurvature], B: Factor) -> KroneckerFactors:
+    """Factors of all data together, whose inputs are pooled in A."""
+    count = sum(H.factors.count for H in parts)
+    return KroneckerFactors(combined([H.factors.eigen_A for H in parts], [1.0] * len(parts), count), count, B)
+
+
+def _whole(name: str, factor: Factor) -> Float[Tensor, "q d d"]:
+    if isinstance(factor, Eigen):
+        return factor.total
+    raise StructureError(
+        f"Block '{name}': data cannot be taken out of a factor of which only leading directions are kept. Fit again "
+        "without these data, or fit with lw.Kron(large=None), which keeps all factors whole."
+    )

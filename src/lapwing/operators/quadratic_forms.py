@@ -40,5 +40,5 @@ def _rotated_once(precisions: Sequence[Precision], rows: Rows) -> Float[Tensor, 
     return torch.cat([rows.quads(torch.stack([_inverse(P, rows) for P in part])) for part in parts])
 
 
-def _inverse(P: RotatedPrecision, rows: Rows) -> Float[Tensor, " p"]:
-    return P.E.reciprocal().flatten().to(rows.dtype)
+def _inverse(P: RotatedPrecision, rows: Rows) -> Float[Tensor, " k"]:
+    return P.basis.spread(P.E.reciprocal()).flatten().to(rows.dtype)

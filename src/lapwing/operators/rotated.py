@@ -26,10 +26,10 @@ class RotatedPrecision(Precision):
     arrangement: Arrangement
     basis: Basis
     # A function: predictions need only the inverse eigenvalues, so E itself is not kept in memory.
-    eigenvalues: Callable[[], Float[Tensor, "q o i"]]
+    eigenvalues: Callable[[], Float[Tensor, "q j k"]]
 
     @property
-    def E(self) -> Float[Tensor, "q o i"]:
+    def E(self) -> Float[Tensor, "q j k"]:
         return self.eigenvalues()
 
     @property
@@ -44,13 +44,15 @@ class RotatedPrecision(Precision):
 
     def approximate_solve(self, v: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
         # float32 halves the time of the rotations; a preconditioner does not need more digits.
-        U_B, U_A = self.basis.at(torch.float32)
-        W = U_B.mT @ self.arrangement.matrices(v.float()) @ U_A
-        W = U_B @ (W * self._single_inverse.reshape(W.shape[-3:])) @ U_A.mT
+        W = self.basis.rotate(self.arrangement.matrices(v.float()))
+        W = self.basis.back(W * self._single_inverse.reshape(W.shape[-3:]))
         return self.arrangement.flat(W, self.p).to(v.dtype)
 
     def half_solve(self, eps: Float[Tensor, "... p"]) -> Float[Tensor, "... p"]:
-        W = self.arrangement.matrices(eps) * self.E.rsqrt()
+        W = self.arrangement.matrices(eps)
+        if not self.basis.whole:  # more coordinates than there are numbers in ε: the symmetric root
+            W = self.basis.rotate(W)
+        W = W * self.basis.spread(self.E.rsqrt())
         return self.arrangement.flat(self.basis.back(W), self.p)
 
     def inv_quad(self, J: Rows) -> Float[Tensor, "n c c"]:
@@ -61,14 +63,15 @@ class RotatedPrecision(Precision):
 
     def inv_gram(self, J: Rows) -> Float[Tensor, "nc nc"]:
         rotated = J.rotated(self.basis)
-        every = torch.arange(self.p, device=J.device)  # one group per eigenvalue: an arbitrary diagonal
+        every = torch.arange(rotated.p, device=J.device)  # one group per eigenvalue: an arbitrary diagonal
         return rotated.cross(rotated, GroupedDiagonal(self._inverse, every))
 
     def inv_diagonal(self) -> Float[Tensor, " p"]:
         return self.arrangement.flat(self.basis.squared_diagonal(1 / self.E), self.p)
 
     def logdet(self) -> Scalar:
-        return self.E.log().sum()
+        logs = self.E.log()
+        return logs.sum() if self.basis.whole else (logs * self.basis.multiplicities).sum()
 
     def to_dense(self) -> Float[Tensor, "p p"]:
         return self.mv(torch.eye(self.p, dtype=torch.float64, device=self.basis.U_A.device))
@@ -87,31 +90,34 @@ class RotatedPrecision(Precision):
             recomputed(partial(contracted, some), attached=J.attached, floats=J.n * J.c * self.p) for some in J.pieces()
         )
 
-    def _inverse_for(self, dtype: torch.dtype) -> Float[Tensor, " p"]:
+    def _inverse_for(self, dtype: torch.dtype) -> Float[Tensor, " k"]:
         return self._single_inverse if dtype == torch.float32 else self._inverse
 
     @property
-    def _inverse(self) -> Float[Tensor, " p"]:
-        return (1 / self.E).flatten() if self.p > MOST_KEPT else self._kept_inverse
+    def _inverse(self) -> Float[Tensor, " k"]:
+        return self._as_double() if self.p > MOST_KEPT else self._kept_inverse
 
     @property
-    def _single_inverse(self) -> Float[Tensor, " p"]:
+    def _single_inverse(self) -> Float[Tensor, " k"]:
         return self._as_single() if self.p > MOST_KEPT else self._kept_single_inverse
 
     @cached_property
-    def _kept_inverse(self) -> Float[Tensor, " p"]:
-        return (1 / self.E).flatten()
+    def _kept_inverse(self) -> Float[Tensor, " k"]:
+        return self._as_double()
 
     @cached_property
-    def _kept_single_inverse(self) -> Float[Tensor, " p"]:
+    def _kept_single_inverse(self) -> Float[Tensor, " k"]:
         return self._as_single()
 
-    def _as_single(self) -> Float[Tensor, " p"]:
-        return self.E.reciprocal_().flatten().float()  # in place: `E` is a new tensor on every access
+    def _as_double(self) -> Float[Tensor, " k"]:
+        return self.basis.spread(1 / self.E).flatten()
+
+    def _as_single(self) -> Float[Tensor, " k"]:
+        return self.basis.spread(self.E.reciprocal_().float()).flatten()  # in place: `E` is new on every access
 
     def _through(self, v: Tensor, E: Tensor) -> Tensor:
         W = self.basis.rotate(self.arrangement.matrices(v))
-        return self.arrangement.flat(self.basis.back(E * W), self.p)
+        return self.arrangement.flat(self.basis.back(self.basis.spread(E) * W), self.p)
 
 
 def one_precision(P0: GroupedDiagonal, name: str) -> Scalar:

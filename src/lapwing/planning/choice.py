@@ -9,7 +9,7 @@ from lapwing.curvature import Block, Diag, Full, Kron, ModelSummary, Structure, 
 from lapwing.errors import InputError, StructureError
 from lapwing.operators import GroupedDiagonal
 from lapwing.planning.budget import chunk_floats, in_words
-from lapwing.planning.effort import Effort
+from lapwing.planning.effort import EIGEN_SECONDS, Effort
 
 MOST_FULL = 5_000  # parameters up to which `auto` considers the full matrix
 MOST_CUBES = 10**12  # Σ q (i³ + o³) up to which `auto` takes Kronecker factors: about ten minutes on one core
@@ -75,10 +75,10 @@ class Needs:
     @property
     def eigen_takes_long(self) -> bool:
         """Whether the eigendecompositions of Kronecker factors cost more than `auto` accepts."""
-        if self.summary.cubes > MOST_CUBES:
+        cubes, effort = (self.kron or Kron()).cubes(self.work), self.effort
+        if cubes > MOST_CUBES:
             return True
-        effort = self.effort
-        return effort is not None and effort.eigen_seconds > max(LONG_EIGEN, MOST_EPOCHS * effort.epoch_seconds)
+        return effort is not None and EIGEN_SECONDS * cubes > max(LONG_EIGEN, MOST_EPOCHS * effort.epoch_seconds)
 
     @property
     def selected(self) -> bool:

@@ -47,7 +47,3 @@ class Effort:
     def factorisation_seconds(self, columns: int) -> float:
         """Factorisations in tuning, of the full matrix or of the kernel between rows, whichever is smaller."""
         return FACTORISATIONS * min(self.summary.layout.p, self.n * columns) ** 3 / FLOPS
-
-    @property
-    def eigen_seconds(self) -> float:
-        return EIGEN_SECONDS * self.summary.cubes

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lapwing._types import Float, Tensor
+from lapwing.curvature import Kron, Structure
 from lapwing.linear_model import Refinement
 from lapwing.posterior.trained import Trained
 
@@ -223,6 +224,21 @@ class Finding:
             yield Finding(
                 "tensors without a Kronecker rule", listed, False, "Nothing is approximated in their own block."
             )
+
+    @staticmethod
+    def of_leading(kept: list[tuple[int, int, float]], structure: Structure) -> Iterator[Finding]:
+        """Sides, directions and shares of the trace of factors of which only leading directions are kept."""
+        if not kept or not isinstance(structure, Kron):
+            return
+        sides, directions, shares = zip(*kept, strict=True)
+        counts = " to ".join(f"{n:,}" for n in dict.fromkeys((min(directions), max(directions))))
+        value = (
+            f"{len(kept)} of width {min(sides):,} or more, kept as {counts} directions, which hold at least "
+            f"{min(shares):.1%} of the trace, and a multiple of the identity for the rest"
+        )
+        advice = f"Kron(rank=...) above {structure.rank:,} keeps more directions, Kron(large=None) whole factors."
+        reached = min(shares) >= structure.energy
+        yield Finding("low-rank factors", value, False, "" if reached else advice)
 
     @staticmethod
     def of_rows(ruled: tuple[str, ...], rest: tuple[str, ...], vectorised: bool) -> Finding:

@@ -14,6 +14,8 @@ from lapwing.operators import (
     BlockDiagonalCurvature,
     DenseCurvature,
     DiagonalCurvature,
+    KroneckerCurvature,
+    LeadingEigen,
     LowRankCurvature,
 )
 from lapwing.posterior.diagnosis import Finding
@@ -64,6 +66,7 @@ def findings(posterior: Fitted) -> Iterator[Finding]:
     if posterior.averages_functions and posterior.readout.link == DEFAULT:
         yield Finding.of_functions(posterior.linearised.k, posterior.n_functions)
     yield from Finding.of_tensors_without_rule(_tensors_without_rule(posterior))
+    yield from Finding.of_leading(_leading(posterior), posterior.structure)
     linearised = posterior.linearised
     yield Finding.of_rows(tuple(linearised.ruled), linearised.rest.names, linearised.vectorised)
 
@@ -155,6 +158,16 @@ def dimension_by_layer(posterior: Fitted) -> dict[str, tuple[float, int]]:
 def _dimension_by_group(posterior: Fitted) -> dict[str, tuple[float, int]]:
     gamma, sizes = posterior.effective_dimension().detach().tolist(), posterior.prior.P0.sizes.tolist()
     return {n: (g, int(p)) for n, g, p in zip(posterior.prior.group_names, gamma, sizes, strict=True)}
+
+
+def _leading(posterior: Fitted) -> list[tuple[int, int, float]]:
+    """Side, directions kept and their share of the trace, of the Kronecker factors that are not kept whole."""
+    whole = posterior.curvature
+    blocks = whole.blocks if isinstance(whole, BlockDiagonalCurvature) else ()
+    layers = [H.factors for H in blocks if isinstance(H, KroneckerCurvature)]
+    factors = [factor for layer in layers for factor in (layer.eigen_A, layer.eigen_B)]
+    found = [(factor.held.shape[1], factor.kept) for factor in factors if isinstance(factor, LeadingEigen)]
+    return [(side, directions, float(shares.min())) for side, (directions, shares) in found]
 
 
 def _tensors_without_rule(posterior: Fitted) -> list[tuple[str, str]]:

@@ -26,8 +26,11 @@ from lapwing.operators import (
     BlockDiagonalCurvature,
     Eigen,
     EigenCurvature,
+    Factor,
     KroneckerCurvature,
     KroneckerFactors,
+    Leading,
+    LeadingEigen,
     LowRankCurvature,
     SeparateCurvature,
     one_group,
@@ -80,25 +83,42 @@ def _without_outputs(at: Expansion) -> Expansion:
 
 @dataclass(frozen=True, eq=False)
 class _WrittenFactors:
-    """Kronecker factors as stored. If eigenvalues are given, eigenvectors are stored instead of the sums."""
+    """Kronecker factors as stored. If eigenvalues are given, eigenvectors are stored instead of the sums.
 
-    A_sum: Float[Tensor, "q i i"]
+    Of a factor that is kept as leading directions always: its sketch would not be smaller.
+    """
+
+    A_sum: Float[Tensor, "q i r"]
     count: float
-    B_sum: Float[Tensor, "q o o"]
+    B_sum: Float[Tensor, "q o s"]
     shared: None = None  # in older files
-    a: Float[Tensor, "q i"] | None = None
-    b: Float[Tensor, "q o"] | None = None
+    a: Float[Tensor, "q j"] | None = None
+    b: Float[Tensor, "q k"] | None = None
+    leading_A: Leading | None = None
+    leading_B: Leading | None = None
 
     @classmethod
     def of(cls, factors: KroneckerFactors) -> _WrittenFactors:
         A, B = factors.eigen_A, factors.eigen_B
-        a, b = (eigen.pair[0] if eigen.sum_released else None for eigen in (A, B))
-        return cls(A.held, factors.count, B.held, a=a, b=b)
+        a, b = (eigen.pair[0] if _by_eigenvectors(eigen) else None for eigen in (A, B))
+        leading = [eigen.leading if isinstance(eigen, LeadingEigen) else None for eigen in (A, B)]
+        return cls(A.held, factors.count, B.held, a=a, b=b, leading_A=leading[0], leading_B=leading[1])
 
     def factors(self, device: torch.device) -> KroneckerFactors:
-        A = Eigen(self.A_sum, self.count) if self.a is None else Eigen.decomposed(self.a, self.A_sum, self.count)
-        B = Eigen(self.B_sum) if self.b is None else Eigen.decomposed(self.b, self.B_sum, 1.0)
-        return KroneckerFactors(A, self.count, B)
+        A = _factor(self.A_sum, self.a, self.leading_A, self.count)
+        return KroneckerFactors(A, self.count, _factor(self.B_sum, self.b, self.leading_B, 1.0))
+
+
+def _by_eigenvectors(factor: Factor) -> bool:
+    return factor.sum_released if isinstance(factor, Eigen) else True
+
+
+def _factor(held: Tensor, values: Tensor | None, leading: Leading | None, count: float) -> Factor:
+    if values is None:
+        return Eigen(held, count)
+    if leading is None:
+        return Eigen.decomposed(values, held, count)
+    return LeadingEigen.decomposed(values, held, leading, count)
 
 
 def _one_index(prior: GaussianPrior) -> GaussianPrior:
@@ -147,14 +167,19 @@ def _check_blocks(H: BlockDiagonalCurvature) -> None:
 def _check_factors(factors: _WrittenFactors) -> None:
     _require(isfinite(factors.count) and factors.count > 0, "a layer without data")
     _require(len(factors.A_sum) == len(factors.B_sum), "factors of different layers")
-    for values, U in ((factors.a, factors.A_sum), (factors.b, factors.B_sum)):
+    A, B = (factors.a, factors.A_sum, factors.leading_A), (factors.b, factors.B_sum, factors.leading_B)
+    for values, U, leading in (A, B):
+        (_, d, r), fewer = U.shape, leading is not None
+        kept = r < d and values is not None and r <= leading.rank if leading is not None else r == d
+        _require(kept, "factors of another size than their directions")
         if values is not None:
-            _require(values.shape == U.shape[:2] and bool((values >= 0).all()), "factors with other eigenvalues")
+            same = values.shape == (len(U), r + fewer) and bool((values >= 0).all())
+            _require(same, "factors with other eigenvalues")
 
 
 def _check_kronecker(H: KroneckerCurvature) -> None:
     A, B = H.factors.eigen_A.held, H.factors.eigen_B.held
-    _check_maps(H.arrangement, A.shape, B.shape)
+    _check_maps(H.arrangement, (*A.shape[:2], A.shape[1]), (*B.shape[:2], B.shape[1]))
 
 
 def _check_eigen(H: EigenCurvature) -> None:
@@ -232,6 +257,7 @@ CURVATURES = {
         form=_WrittenFactors,
         restored=_WrittenFactors.factors,
     ),
+    "Leading": Entry(Leading),
     "EigenCurvature": Entry(EigenCurvature, check=_check_eigen),
     "Basis": Entry(operators.Basis),
     "Arrangement": Entry(Arrangement, check=_check_arrangement),

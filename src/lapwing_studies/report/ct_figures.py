@@ -2,82 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from math import sqrt
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from statistics import fmean
+from typing import TYPE_CHECKING, Literal
 
-import matplotlib
 import numpy as np
-from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import NullFormatter
 
-from lapwing_studies.report.figures import Figure, panel
-from lapwing_studies.report.palette import GLM, INK, MAP, MUTED, PAPER, STYLE
+from lapwing_studies.report.figures import Figure, Panel
+from lapwing_studies.report.palette import GLM, INK, MAP, MUTED
+from lapwing_studies.reproduce.ct_claims import MLL, values_of
+from lapwing_studies.reproduce.means import where
+from lapwing_studies.reproduce.study import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from lapwing_studies.reproduce.ct import CtRecord, CtRun
-    from lapwing_studies.reproduce.ct_others import OtherRun
 
-MLL = "linearised, MLL"
+SMALL = (2.6, 2.6)
 _TITLES = ("ground truth", "measurements", "FBP", "reconstruction", "absolute error", "standard deviation")
 
 
-def pictures(run: CtRun) -> Figure:
+def images(run: Record) -> Figure:
     """The images of one reconstruction side by side."""
-    shown = _shown(run)
-    panels = tuple(
-        panel(f"image-{k}", f"{title} of one KMNIST image", partial(_image, values=values, title=title, limits=limits),
-              shape=(2.6, 2.5))
-        for k, (title, values, limits) in enumerate(shown)
+    drawn = (
+        Panel(f"image-{k}", f"{title} of one KMNIST image", partial(_image, values=values, title=title, limits=limits),
+              SMALL)
+        for k, (title, values, limits) in enumerate(_shown(run))
     )  # fmt: skip
     see = f"Image {run['image']}, {run['angles']} angles, {run['level']:.0%} noise. "
     see += "Errors and standard deviations share a scale."
-    return Figure("images", "One reconstruction, and how far to trust it", see, panels)
+    return Figure.of("images", "One reconstruction, and how far to trust it", see, drawn)
 
 
-def calibration(runs: Sequence[CtRun]) -> Figure:
-    return Figure(
-        "calibration",
-        "Calibration",
-        "Left: errors against standard deviations, pixel by pixel. Right: errors divided by them, with the Gaussian.",
-        (
-            panel("scatter", "Absolute error against standard deviation.", partial(_scatter, runs=runs)),
-            panel("histogram", "Standardised errors and the standard normal density.", partial(_histogram, runs=runs)),
-        ),
+def calibration(runs: list[Record]) -> Figure:
+    see = "Left: errors against standard deviations, pixel by pixel. Right: errors divided by them, with the Gaussian."
+    drawn = (
+        Panel("scatter", "Absolute error against standard deviation.", partial(_scatter, runs=runs)),
+        Panel("histogram", "Standardised errors and the standard normal density.", partial(_histogram, runs=runs)),
+        Panel("angles", "Mean standard deviation by number of angles.", partial(_angles, runs=runs)),
     )
+    return Figure.of("calibration", "Calibration, and uncertainty by the number of angles", see, drawn)
 
 
-def others(found: Sequence[OtherRun]) -> Figure:
+def others(found: list[Record]) -> Figure:
     """Truth, reconstruction and standard deviation of each."""
-    panels = []
+    drawn = []
     for r in found:
         for key, title in (("truth", "truth"), ("mean", "reconstruction"), ("std", "standard deviation")):
             values = np.asarray(r["images"][key])
             limits = (0.0, float(values.max())) if key == "std" else (0.0, 1.0)
             paint = partial(_image, values=values, title=title, limits=limits)
-            panels.append(panel(f"{r['name'][:4]}-{key}", f"{r['name']}: {title}", paint, shape=(2.6, 2.5)))
+            drawn.append(Panel(f"{r['name'][:4]}-{key}", f"{r['name']}: {title}", paint, SMALL))
     names = ", ".join(r["name"] for r in found)
-    return Figure("others", "Other measurements", f"One row of three each: {names}.", tuple(panels))
+    return Figure.of("others", "Other measurements", f"One row of three each: {names}.", drawn)
 
 
-def by_angles(runs: Sequence[CtRun]) -> Figure:
-    return Figure(
-        "angles",
-        "Uncertainty by the number of angles",
-        "Mean standard deviation and mean absolute error against the number of angles.",
-        (
-            panel(
-                "angles", "Mean standard deviation by number of angles.", partial(_angles, runs=runs), shape=(9.0, 3.4)
-            ),
-        ),
-    )
-
-
-def _shown(run: CtRun) -> list[tuple[str, np.ndarray, tuple[float, float] | None]]:
+def _shown(run: Record) -> list[tuple[str, np.ndarray, tuple[float, float] | None]]:
     images = {key: np.asarray(value) for key, value in run["images"].items()}
     error = np.abs(images["truth"] - images["mean"])
     top = float(max(error.max(), images["std"].max()))
@@ -99,12 +81,12 @@ def _image(ax: Axes, values: np.ndarray, title: str, limits: tuple[float, float]
     ax.set_title(title, fontsize=10)
 
 
-def _pairs(runs: Sequence[CtRun]) -> tuple[np.ndarray, np.ndarray]:
+def _pairs(runs: list[Record]) -> tuple[np.ndarray, np.ndarray]:
     truth, mean, std = (np.concatenate([np.ravel(r["images"][k]) for r in runs]) for k in ("truth", "mean", "std"))
     return truth - mean, std
 
 
-def _scatter(ax: Axes, runs: Sequence[CtRun]) -> None:
+def _scatter(ax: Axes, runs: list[Record]) -> None:
     error, std = _pairs(runs)
     ax.loglog(std, np.abs(error).clip(1e-6), ".", color=GLM, markersize=2, alpha=0.35, rasterized=True)
     ends = [float(std.min()), float(std.max())]
@@ -115,7 +97,7 @@ def _scatter(ax: Axes, runs: Sequence[CtRun]) -> None:
     ax.set_title("error and its bar (lines: 1 and 2)")
 
 
-def _histogram(ax: Axes, runs: Sequence[CtRun]) -> None:
+def _histogram(ax: Axes, runs: list[Record]) -> None:
     error, std = _pairs(runs)
     z = (error / std).clip(-5, 5)
     ax.hist(z, bins=np.linspace(-5, 5, 61).tolist(), density=True, color=GLM, alpha=0.6)
@@ -125,40 +107,14 @@ def _histogram(ax: Axes, runs: Sequence[CtRun]) -> None:
     ax.set_title("standardised errors, N(0, 1)")
 
 
-def _angles(ax: Axes, runs: Sequence[CtRun]) -> None:
+def _angles(ax: Axes, runs: list[Record]) -> None:
     for level, look in zip(sorted({r["level"] for r in runs}), ("o-", "s--"), strict=False):
-        own = [r for r in runs if r["level"] == level]
+        own = where(runs, level=level)
         angles = sorted({r["angles"] for r in own})
-        std = [_mean(_values(own, MLL, a, "std")) for a in angles]
-        error = [_mean(np.abs(_pairs([r])[0]).mean() for r in own if r["angles"] == a) for a in angles]
+        std = [fmean(values_of(where(own, angles=a), MLL, "std")) for a in angles]
+        error = [fmean(float(np.abs(_pairs([r])[0]).mean()) for r in where(own, angles=a)) for a in angles]
         ax.plot(angles, std, look, color=GLM, label=f"standard deviation, {level:.0%} noise")
         ax.plot(angles, error, look, color=MAP, label=f"absolute error, {level:.0%} noise")
     ax.set(xlabel="angles", ylabel="mean over pixels", ylim=(0, None))
     ax.legend(frameon=False, fontsize=8)
-
-
-def picture(record: CtRecord, path: Path) -> Path:
-    """Two rows: the images of one reconstruction, then calibration."""
-    runs = record["runs"]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context({**STYLE, "figure.facecolor": PAPER}):
-        canvas = Canvas(figsize=(11.5, 6.6), layout="constrained")
-        grid = canvas.add_gridspec(2, 12, height_ratios=[1.0, 1.5])
-        for k, (title, values, limits) in enumerate(_shown(runs[0])[:6]):
-            _image(canvas.add_subplot(grid[0, 2 * k : 2 * k + 2]), values, title, limits)
-        for k, paint in enumerate((_scatter, _histogram, _angles)):
-            paint(canvas.add_subplot(grid[1, 4 * k : 4 * k + 4]), runs)
-        canvas.savefig(path, dpi=100, metadata={"Software": None})
-    return path
-
-
-def _row(run: CtRun, method: str) -> Any:
-    return next(row for row in run["rows"] if row["method"] == method)
-
-
-def _values(runs: Sequence[CtRun], method: str, angles: int, key: str) -> list[float]:
-    return [_row(r, method)[key] for r in runs if r["angles"] == angles]
-
-
-def _mean(values: Any) -> float:
-    return float(np.mean(list(values)))
+    ax.set_title("by number of angles")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,6 +43,16 @@ class Scale:
 
 
 @dataclass(frozen=True)
+class Panel:
+    """One set of axes: words for those who cannot see it, how it is painted, and its shape in inches."""
+
+    name: str
+    title: str
+    paint: Callable[[Axes], None]
+    shape: tuple[float, float] = (4.2, 3.3)
+
+
+@dataclass(frozen=True)
 class Figure:
     name: str
     title: str
@@ -52,6 +62,16 @@ class Figure:
     keys: tuple[Key, ...] = ()
     scales: tuple[Scale, ...] = ()
     wide: str = ""
+    drawn: tuple[Panel, ...] = ()  # what the panels were made of
+
+    @staticmethod
+    def of(
+        name: str, title: str, see: str, drawn: Iterable[Panel], *, note: str = "", keys: Iterable[Key] = ()
+    ) -> Figure:
+        drawn = tuple(drawn)
+        wide = "wide" if len(drawn) == 1 and drawn[0].shape[0] >= 9 else ""
+        panels = tuple(panel(p.name, p.title, p.paint, shape=p.shape) for p in drawn)
+        return Figure(name, title, see, panels, note, tuple(keys), (), wide, drawn)
 
 
 def panel(name: str, title: str, paint: Callable[[Axes], None], *, shape: tuple[float, float] = (4.2, 3.3)) -> str:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, TypedDict
+from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,61 +18,23 @@ from lapwing import metrics
 from lapwing.errors import InputError
 from lapwing_studies.bench.networks import n_parameters
 from lapwing_studies.reproduce import scores
-from lapwing_studies.reproduce.architectures import seeded
+from lapwing_studies.reproduce.claims import Claim, at_least
+from lapwing_studies.reproduce.means import grouped
 from lapwing_studies.reproduce.pairs import Pair, listed
 from lapwing_studies.reproduce.parts import Parts
-from lapwing_studies.reproduce.study import Study, done, timed
-from lapwing_studies.reproduce.training import train
+from lapwing_studies.reproduce.study import Record, Study, timed
 
 FIRST_SEED = 2
 LEVEL = 0.05
 METHODS = ("entropy", "temperature", "p.epistemic", "alarm")
 
 
-class Example(TypedDict):
-    """An image that raised the alarm: its pixels (0 to 255), the network's label, and its confidence."""
-
-    pixels: list[list[int]]
-    label: int
-    confidence: float
-    p_value: float
-
-
-class AlarmRun(TypedDict):
-    """One pair at one seed. `scale` is the factor on the precisions that held-out NLL chose."""
-
-    pair: str
-    inside: str
-    outside: str
-    network: str
-    seed: int
-    parameters: int
-    structure: str
-    n_train: int
-    n_held_out: int
-    n_test: int
-    accuracy: float
-    scale: float
-    seconds: dict[str, float]
-    auroc: dict[str, float]
-    false_alarms: float
-    raised: float
-    examples: list[Example]
-
-
-class AlarmRecord(TypedDict):
-    study: str
-    effort: str
-    n_seeds: int
-    runs: list[AlarmRun]
-
-
-def run(study: Study) -> AlarmRecord:
+def run(study: Study) -> Record:
     """Every pair whose data are available, at every seed."""
     jobs = [AlarmJob(pair, FIRST_SEED + k, study) for pair in listed(study.folder) for k in study.seeds]
     if not jobs:
         raise InputError("alarm: no data. Name the folder that holds them: --data FOLDER.")
-    return AlarmRecord(study="alarm", effort=study.effort.name, n_seeds=study.n_seeds, runs=done(study, jobs))
+    return study.record("alarm", jobs)
 
 
 @dataclass(frozen=True)
@@ -95,15 +58,11 @@ class AlarmJob:
         return self.pair.parts(self.study.folder, self.seed, self.study.effort)
 
     def network(self) -> nn.Module:
-        """The trained network, from the store if it is there."""
-        model = seeded(lambda: self.pair.network(self.parts), seed=self.seed)
-        if not self.study.store.load_weights(self.name, self.made_with, model):
-            recipe = self.pair.recipe.at_most(self.study.effort.n_epochs)
-            train(model, self.parts, nn.functional.cross_entropy, recipe, seed=self.seed)
-            self.study.store.keep_weights(self.name, self.made_with, model)
-        return model.eval()
+        recipe = self.pair.recipe.at_most(self.study.effort.n_epochs)
+        return self.study.network(self, lambda: self.pair.network(self.parts), self.parts, recipe)
 
-    def run(self) -> AlarmRun:
+    def run(self) -> Record:
+        """`scale` is the factor on the precisions that held-out NLL chose."""
         parts = self.parts
         learnt, held_out = ((p.x, p.y) for p in (parts.train, parts.validation))
         model, trained = timed(self.network)
@@ -113,7 +72,7 @@ class AlarmJob:
         (inside, outside), called = timed(lambda: (alarm(parts.test.x), alarm(parts.outside)))
         seconds = {"train": trained, "fit": fitted, "tune": tuning, "alarm": calibrated, "call": called}
         auroc = _auroc_of_others(model, tuned, parts) | {"alarm": metrics.auroc(-inside, -outside)}
-        return AlarmRun(
+        return Record(
             pair=self.pair.name,
             inside=self.pair.inside,
             outside=self.pair.outside,
@@ -147,12 +106,13 @@ def _epistemic(posterior: lw.Posterior, x: Tensor) -> Tensor:
     return torch.cat([p.epistemic.detach().double() for p in predictions])
 
 
-def _examples(model: nn.Module, parts: Parts, p_values: Tensor, n: int = 3) -> list[Example]:
-    """The out-of-distribution images that raised the alarm and on which the network is most confident."""
+def _examples(model: nn.Module, parts: Parts, p_values: Tensor, n: int = 3) -> list[Record]:
+    """The out-of-distribution images that raised the alarm and on which the network is most confident; pixels from 0
+    to 255."""
     confidence, label = scores.outputs(model, parts.outside).softmax(-1).max(-1)
     order = torch.where(p_values <= LEVEL, confidence, -1.0).argsort(descending=True)[:n].tolist()
     return [
-        Example(
+        Record(
             pixels=(255 * parts.outside[i, 0]).round().int().tolist(),
             label=int(label[i]),
             confidence=round(float(confidence[i]), 4),
@@ -160,4 +120,19 @@ def _examples(model: nn.Module, parts: Parts, p_values: Tensor, n: int = 3) -> l
         )
         for i in order
         if p_values[i] <= LEVEL
+    ]
+
+
+def gains(record: Record, over: str) -> dict[str, float]:
+    """AUROC of the alarm above that of another method, by pair; means over seeds."""
+    pairs = grouped(record["runs"], "pair")
+    return {name: fmean(r["auroc"]["alarm"] - r["auroc"][over] for r in runs) for name, runs in pairs.items()}
+
+
+def claims(record: Record) -> list[Claim]:
+    on_entropy, on_temperature = (list(gains(record, other).values()) for other in ("entropy", "temperature"))
+    return [
+        Claim("worst AUROC against entropy", "≥ −0.010", f"{min(on_entropy):+.3f}", min(on_entropy) >= -0.01),
+        Claim("mean AUROC against entropy", "≥ +0.030", f"{fmean(on_entropy):+.3f}", fmean(on_entropy) >= 0.03),
+        at_least("better than temperature", 6 * len(on_temperature) // 8, [gain > 0 for gain in on_temperature]),
     ]

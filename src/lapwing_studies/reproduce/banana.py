@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypedDict
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lapwing import metrics
 from lapwing_studies.reproduce import uci
+from lapwing_studies.reproduce.claims import Claim, listed
 from lapwing_studies.reproduce.immer_methods import COARSE, Case
 from lapwing_studies.reproduce.many import train_many
 from lapwing_studies.reproduce.parts import Scaling, Split, shuffled
-from lapwing_studies.reproduce.study import Study, done
+from lapwing_studies.reproduce.study import Record, Study
 
 DEPTHS = (1, 2, 3)
 WIDTH = 50
@@ -27,37 +30,8 @@ REACH, N_GRID = 5.0, 61
 FAR = 4.0  # distance from the nearest datum
 
 
-class DepthRow(TypedDict):
-    depth: int
-    precision: float
-    map_nll: float
-    bnn_nll: float
-    glm_nll: float
-
-
-class BananaRun(TypedDict):
-    """Maps have rows of increasing x₂, for the network with two layers."""
-
-    source: str
-    n_train: int
-    rows: list[DepthRow]
-    axis: list[float]
-    maps: dict[str, list[list[float]]]
-    points: list[list[float]]
-    labels: list[int]
-    epistemic_far: float
-    epistemic_data: float
-
-
-class BananaRecord(TypedDict):
-    study: str
-    effort: str
-    n_seeds: int
-    runs: list[BananaRun]
-
-
-def run(study: Study) -> BananaRecord:
-    return BananaRecord(study="banana", effort=study.effort.name, n_seeds=1, runs=done(study, [BananaJob(study)]))
+def run(study: Study) -> Record:
+    return study.record("banana", [BananaJob(study)])
 
 
 def synthetic(n: int, *, seed: int) -> tuple[Tensor, Tensor]:
@@ -102,7 +76,8 @@ class BananaJob:
         train, validation, test = (Split(x[rows], y[rows]) for rows in third)
         return uci.UciSplit(train, validation, test, 2)
 
-    def run(self) -> BananaRun:
+    def run(self) -> Record:
+        """Maps have rows of increasing x₂, for the network with two layers."""
         rows, shown = [], None
         for depth in DEPTHS:
             case, row = self._best(depth)
@@ -115,7 +90,7 @@ class BananaJob:
         distance = torch.cdist(grid, self.data.train.x).amin(1)
         epistemic = maps["GLM epistemic"]
         on_data: Any = shown.full.predict(self.data.test.x, link="quadrature")
-        return BananaRun(
+        return Record(
             source=self.source,
             n_train=len(self.data.train),
             rows=rows,
@@ -127,7 +102,7 @@ class BananaJob:
             epistemic_data=float(on_data.class_variance.epistemic.flatten().median()),
         )
 
-    def _best(self, depth: int) -> tuple[Case, DepthRow]:
+    def _best(self, depth: int) -> tuple[Case, Record]:
         """The precision with the best validation NLL of the GLM."""
         widths = (2, *[WIDTH] * depth, 1)
         models = train_many(
@@ -137,7 +112,7 @@ class BananaJob:
         found = [self._nlls(case, case.linearised(case.full)) for case in cases]
         best = min(range(len(cases)), key=lambda i: found[i][0])
         case = cases[best]
-        row = DepthRow(
+        row = Record(
             depth=depth,
             precision=case.precision,
             map_nll=self._nlls(case, case.network())[1],
@@ -169,3 +144,20 @@ class BananaJob:
 
 def _rounded(values: Tensor) -> list[float]:
     return [round(v, 4) for v in values.detach().double().flatten().tolist()]
+
+
+def claims(record: Record) -> list[Claim]:
+    rows, run = record["runs"][0]["rows"], record["runs"][0]
+    glm, bnn = ([row[key] for row in rows] for key in ("glm_nll", "bnn_nll"))
+    times = run["epistemic_far"] / run["epistemic_data"]
+    washed = fmean(abs(p - 0.5) < 0.2 for line in run["maps"]["BNN"] for p in line)
+    return [
+        Claim("GLM has a better NLL than sampled weights, at every depth", "better",
+              f"{listed(glm)} against {listed(bnn)}", all(a < b for a, b in zip(glm, bnn, strict=True))),
+        Claim("sampled weights become worse with depth", "worse",
+              f"{listed(bnn)} (chance: 0.693)", all(a < b for a, b in pairwise(bnn))),
+        Claim("the GLM does not", "within 0.02", listed(glm), max(glm) - min(glm) <= 0.02),
+        Claim("GLM's epistemic variance grows away from the data", "≥ 5 times", f"{times:.0f} times", times >= 5),
+        Claim("sampled weights wash the classes out: probabilities within 0.2 of one half", "almost everywhere",
+              f"{washed:.0%} of the plane", washed >= 0.9),
+    ]  # fmt: skip

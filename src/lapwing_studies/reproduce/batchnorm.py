@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypedDict
+from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import lapwing as lw
 from lapwing import metrics
-from lapwing_studies.reproduce.architectures import seeded
 from lapwing_studies.reproduce.choices import tuned, typical_precision
+from lapwing_studies.reproduce.claims import Claim
+from lapwing_studies.reproduce.means import mean_of
 from lapwing_studies.reproduce.parts import Parts, Scaling, Split, shuffled
-from lapwing_studies.reproduce.study import Study, done
-from lapwing_studies.reproduce.training import Recipe, train
+from lapwing_studies.reproduce.study import Record, Study
+from lapwing_studies.reproduce.training import Recipe
 
 PLACES = ((-1.0, 0.0), (1.7, 2.5), (4.0, 5.0))
 NOISE_STD = 0.25
@@ -33,51 +35,8 @@ TUNINGS = (
 )
 
 
-class Band(TypedDict):
-    mean: list[float]
-    std: list[float]
-
-
-class BatchNormRow(TypedDict):
-    """One way of tuning. `precision`: geometric mean over weights. `gap_std`: mean epistemic standard deviation
-    between the data, in units of the target's."""
-
-    evidence: str
-    groups: str
-    precision: float
-    precisions: list[float]
-    noise_std: float
-    nll: float
-    nll_data: float
-    nll_gap: float
-    gap_std: float
-    band: Band
-
-
-class BatchNormRun(TypedDict):
-    seed: int
-    weights: int
-    parameters: int
-    n_train: int
-    train_x: list[float]
-    train_y: list[float]
-    grid: list[float]
-    truth: list[float]
-    rows: list[BatchNormRow]
-
-
-class BatchNormRecord(TypedDict):
-    study: str
-    effort: str
-    n_seeds: int
-    runs: list[BatchNormRun]
-
-
-def run(study: Study) -> BatchNormRecord:
-    jobs = [BatchNormJob(seed, study) for seed in study.seeds]
-    return BatchNormRecord(
-        study="batchnorm-1d", effort=study.effort.name, n_seeds=study.n_seeds, runs=done(study, jobs)
-    )
+def run(study: Study) -> Record:
+    return study.record("batchnorm-1d", [BatchNormJob(seed, study) for seed in study.seeds])
 
 
 def curve(x: Tensor) -> Tensor:
@@ -142,17 +101,13 @@ class BatchNormJob:
         return data(self.seed)
 
     def trained(self) -> nn.Module:
-        model = seeded(network, seed=self.seed)
-        if not self.study.store.load_weights(self.name, self.made_with, model):
-            train(model, self.curve.parts, _loss, self.recipe, seed=self.seed)
-            self.study.store.keep_weights(self.name, self.made_with, model)
-        return model.eval()
+        return self.study.network(self, network, self.curve.parts, self.recipe, nn.functional.mse_loss)
 
-    def run(self) -> BatchNormRun:
+    def run(self) -> Record:
         model, split = self.trained(), self.curve.parts.train
         posterior = lw.fit(model, (split.x, split.y), "regression", structure="full")
         grid = torch.linspace(*GRID, 281)[:, None]
-        return BatchNormRun(
+        return Record(
             seed=self.seed,
             weights=N_WEIGHTS,
             parameters=sum(p.numel() for p in model.parameters()),
@@ -164,13 +119,15 @@ class BatchNormJob:
             rows=[self._row(model, posterior, grid, *tuning) for tuning in TUNINGS],
         )
 
-    def _row(self, model: nn.Module, posterior: lw.Posterior, grid: Tensor, evidence: str, groups: str) -> BatchNormRow:
+    def _row(self, model: nn.Module, posterior: lw.Posterior, grid: Tensor, evidence: str, groups: str) -> Record:
+        """`precision`: geometric mean over weights. `gap_std`: mean epistemic standard deviation between the data, in
+        units of the target's."""
         split, test, between = self.curve.parts.train, self.curve.parts.test, self.curve.between
         chosen = tuned(posterior, model, (split.x, split.y), evidence, groups)
         p: Any = chosen.predict(test.x)
         log_prob = p.log_prob(test.y).detach().flatten()
         noise = float(p.aleatoric.flatten()[0].sqrt())
-        return BatchNormRow(
+        return Record(
             evidence=evidence,
             groups=groups,
             precision=typical_precision(chosen),
@@ -183,15 +140,25 @@ class BatchNormJob:
             band=self._band(chosen, grid),
         )
 
-    def _band(self, posterior: lw.Posterior, grid: Tensor) -> Band:
+    def _band(self, posterior: lw.Posterior, grid: Tensor) -> Record:
         p: Any = posterior.predict(self.curve.scale_x(grid))
         scale = self.curve.scale_y
-        return Band(mean=_list(p.mean * scale.std + scale.mean), std=_list(p.std[:, None] * scale.std))
-
-
-def _loss(f: Tensor, y: Tensor) -> Tensor:
-    return nn.functional.mse_loss(f, y)
+        return Record(mean=_list(p.mean * scale.std + scale.mean), std=_list(p.std[:, None] * scale.std))
 
 
 def _list(values: Tensor) -> list[float]:
     return [round(v, 5) for v in values.detach().double().flatten().tolist()]
+
+
+def claims(record: Record) -> list[Claim]:
+    """At the trained weights, and at the linear mode with one precision and with several."""
+    ways = [[run["rows"][k] for run in record["runs"]] for k in range(len(TUNINGS))]
+    precision = [math.exp(fmean(math.log(row["precision"]) for row in rows)) for rows in ways[:2]]
+    nll = [mean_of(rows, "nll") for rows in ways]
+    return [
+        Claim("with normalisation the evidence at the trained weights gives a far smaller precision", "ratio above 10",
+              f"{precision[0]:.3g} against {precision[1]:.3g}", precision[1] > 10 * precision[0]),
+        Claim("and a worse test NLL", "worse", f"{nll[0]:.3f} against {nll[1]:.3f}", nll[0] > nll[1]),
+        Claim("one precision for each normalised group is as good as one for all", "not worse",
+              f"{nll[2]:.3f} against {nll[1]:.3f}", nll[2] <= nll[1] + 0.005),
+    ]  # fmt: skip

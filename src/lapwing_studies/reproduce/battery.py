@@ -5,56 +5,24 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypedDict
+from typing import Any
 
 from torch import nn
 
 import lapwing as lw
 from lapwing_studies.bench.networks import n_parameters
 from lapwing_studies.reproduce import scores
-from lapwing_studies.reproduce.architectures import seeded
 from lapwing_studies.reproduce.parts import Parts, Split
 from lapwing_studies.reproduce.scores import ScoreRow
-from lapwing_studies.reproduce.study import Study, done, timed, told
+from lapwing_studies.reproduce.study import Record, Study, timed, told
 from lapwing_studies.reproduce.tasks import Task, listed
-from lapwing_studies.reproduce.training import train
 
 METHODS = ("MAP", "temperature", "evidence", "evidence + validation")
 
 
-class Run(TypedDict):
-    """One task at one seed. `concerns`: those of `diagnose()` for the posterior tuned by the evidence alone. `chosen`:
-    what held-out data chose."""
-
-    task: str
-    seed: int
-    kind: str
-    network: str
-    stops: str
-    outside: str
-    parameters: int
-    structure: str
-    n_train: int
-    n_validation: int
-    n_test: int
-    seconds: dict[str, float]
-    scores: list[ScoreRow]
-    concerns: list[str]
-    notices: list[str]
-    chosen: str
-
-
-class BatteryRecord(TypedDict):
-    study: str
-    effort: str
-    n_seeds: int
-    runs: list[Run]
-
-
-def run(study: Study) -> BatteryRecord:
+def run(study: Study) -> Record:
     """Every task whose data are available, at every seed."""
-    runs = done(study, jobs(study))
-    return BatteryRecord(study="battery", effort=study.effort.name, n_seeds=study.n_seeds, runs=runs)
+    return study.record("battery", jobs(study))
 
 
 def jobs(study: Study) -> list[BatteryJob]:
@@ -82,15 +50,15 @@ class BatteryJob:
         return self.task.source(self.study.folder, self.seed, self.study.effort)
 
     def network(self) -> nn.Module:
-        """The trained network, from the store if it is there."""
-        model = seeded(lambda: self.task.network(self.parts), seed=self.seed)
-        if not self.study.store.load_weights(self.name, self.made_with, model):
-            train(model, self.parts, self.task.loss, self.task.trained_with(self.study.effort), seed=self.seed)
-            self.study.store.keep_weights(self.name, self.made_with, model)
-        return model.eval()
+        recipe = self.task.trained_with(self.study.effort)
+        return self.study.network(self, lambda: self.task.network(self.parts), self.parts, recipe, self.task.loss)
 
-    def run(self) -> Run:
-        """Train, fit, tune in both ways, and score all four methods."""
+    def run(self) -> Record:
+        """Train, fit, tune in both ways, and score all four methods.
+
+        `concerns`: those of `diagnose()` for the posterior tuned by the evidence alone. `chosen`: what held-out data
+        chose.
+        """
         parts = self.parts
         model, trained = timed(self.network)
         posterior, fitted = timed(lambda: lw.fit(model, _pair(parts.train), self.task.likelihood))
@@ -100,7 +68,7 @@ class BatteryJob:
             both, second = timed(lambda: lw.tune(posterior, _pair(parts.train), validation=_pair(parts.validation)))
         rows, scored = timed(lambda: self._scores(model, alone, both))
         seconds = {"train": trained, "fit": fitted, "evidence": first, "validation": second, "score": scored}
-        return Run(
+        return Record(
             task=self.task.name,
             seed=self.seed,
             kind=self.task.kind,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -50,4 +50,22 @@ def kept(study: str, paper: str, tier: str, seeds: int, command: str, claims: Se
 def at_least(says: str, wanted: int, wins: Sequence[Any]) -> Claim:
     """A count of cases, at least `wanted` of which must be true; undecided where there are fewer cases than that."""
     n, enough = sum(map(bool, wins)), len(wins) >= wanted
-    return Claim(says, f"≥ {wanted}", f"{n} of {len(wins)}", n >= wanted if enough else None)
+    return Claim(says, f"≥ {wanted} of {len(wins)}", f"{n} of {len(wins)}", n >= wanted if enough else None)
+
+
+def below(says: str, ours: float, theirs: float, *, wanted: str = "smaller", shown: str = "{:.3f}") -> Claim:
+    return Claim(says, wanted, f"{shown.format(ours)} against {shown.format(theirs)}", ours < theirs)
+
+
+def above(says: str, ours: float, theirs: float, *, wanted: str = "above", shown: str = "{:.3f}") -> Claim:
+    return Claim(says, wanted, f"{shown.format(ours)} against {shown.format(theirs)}", ours > theirs)
+
+
+def listed(values: Iterable[float], shown: str = "{:.3f}") -> str:
+    return ", ".join(map(shown.format, values))
+
+
+def every(says: str, wins: Sequence[Any], *, wanted: str = "") -> Claim:
+    """A count of cases, all of which must be true."""
+    n = sum(map(bool, wins))
+    return Claim(says, wanted or f"{len(wins)} of {len(wins)}", f"{n} of {len(wins)}", n == len(wins) if wins else None)

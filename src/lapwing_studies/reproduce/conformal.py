@@ -6,17 +6,20 @@ import math
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypedDict
+from statistics import fmean
+from typing import Any
 
 from torch import Tensor, nn
 
 import lapwing as lw
 from lapwing_studies.bench.networks import n_parameters
 from lapwing_studies.reproduce import scores, sources
-from lapwing_studies.reproduce.architectures import mlp, seeded
+from lapwing_studies.reproduce.architectures import mlp
+from lapwing_studies.reproduce.claims import Claim, at_least
+from lapwing_studies.reproduce.means import grouped
 from lapwing_studies.reproduce.parts import Parts, Split
-from lapwing_studies.reproduce.study import Study, done, timed
-from lapwing_studies.reproduce.training import Recipe, train
+from lapwing_studies.reproduce.study import Record, Study, timed
+from lapwing_studies.reproduce.training import Recipe
 
 LEVEL = 0.9
 LEAST = 9  # held-out rows below which an interval of level 0.9 is infinite
@@ -25,39 +28,10 @@ RECIPE = Recipe(n_epochs=100, learning_rate=3e-3)
 HIDDEN = (50, 50)
 
 
-class Interval(TypedDict):
-    """Coverage and mean length of intervals for test targets, in standard deviations of the training targets."""
-
-    coverage: float
-    length: float
-
-
-class ConformalRun(TypedDict):
-    data: str
-    seed: int
-    parameters: int
-    structure: str
-    n_train: int
-    n_tuned: int
-    n_calibrated: int
-    n_test: int
-    exact: float
-    seconds: dict[str, float]
-    scaled: Interval
-    constant: Interval
-
-
-class ConformalRecord(TypedDict):
-    study: str
-    effort: str
-    n_seeds: int
-    runs: list[ConformalRun]
-
-
-def run(study: Study) -> ConformalRecord:
+def run(study: Study) -> Record:
     study.folder.check("uci_regression")
     jobs = [ConformalJob(name, seed, study) for name in NAMES for seed in study.seeds]
-    return ConformalRecord(study="conformal", effort=study.effort.name, n_seeds=study.n_seeds, runs=done(study, jobs))
+    return study.record("conformal", jobs)
 
 
 @dataclass(frozen=True)
@@ -82,14 +56,10 @@ class ConformalJob:
 
     def network(self) -> nn.Module:
         widths = [self.parts.train.x.shape[1], *HIDDEN, 1]
-        model = seeded(lambda: mlp(widths, nn.ReLU), seed=self.seed)
-        if not self.study.store.load_weights(self.name, self.made_with, model):
-            recipe = RECIPE.at_most(self.study.effort.n_epochs)
-            train(model, self.parts, nn.functional.mse_loss, recipe, seed=self.seed)
-            self.study.store.keep_weights(self.name, self.made_with, model)
-        return model.eval()
+        recipe, loss = RECIPE.at_most(self.study.effort.n_epochs), nn.functional.mse_loss
+        return self.study.network(self, lambda: mlp(widths, nn.ReLU), self.parts, recipe, loss)
 
-    def run(self) -> ConformalRun:
+    def run(self) -> Record:
         """Half of the held-out rows tune, the other half (at least nine) calibrates both kinds of interval."""
         parts, n_held_out = self.parts, len(self.parts.validation)
         n = min(n_held_out // 2, n_held_out - LEAST)
@@ -105,7 +75,7 @@ class ConformalJob:
         predicted: Any = made.predict(parts.test.x)
         low, high = (v.detach().double() for v in predicted.interval)
         seconds = {"train": trained, "fit": fitted, "tune": tuning, "conformal": calibrated}
-        return ConformalRun(
+        return Record(
             data=self.data,
             seed=self.seed,
             parameters=n_parameters(model),
@@ -121,7 +91,7 @@ class ConformalJob:
         )
 
 
-def _constant_width(model: nn.Module, held_out: Split, test: Split) -> Interval:
+def _constant_width(model: nn.Module, held_out: Split, test: Split) -> Record:
     """Split conformal prediction without a posterior: f ± the residual of rank ⌈(n + 1) level⌉ of the same rows."""
     residuals = (scores.outputs(model, held_out.x) - held_out.y.double()).abs().flatten().sort().values
     half = residuals[math.ceil((len(residuals) + 1) * LEVEL) - 1]
@@ -129,6 +99,25 @@ def _constant_width(model: nn.Module, held_out: Split, test: Split) -> Interval:
     return _interval(f - half, f + half, test.y.double())
 
 
-def _interval(low: Tensor, high: Tensor, y: Tensor) -> Interval:
+def _interval(low: Tensor, high: Tensor, y: Tensor) -> Record:
+    """Coverage and mean length of intervals for test targets, in standard deviations of the training targets."""
     covered = ((low <= y) & (y <= high)).double().mean()
-    return Interval(coverage=round(float(covered), 4), length=round(float((high - low).mean()), 4))
+    return Record(coverage=round(float(covered), 4), length=round(float((high - low).mean()), 4))
+
+
+def ratios(runs: list[Record]) -> list[float]:
+    """Mean length scaled by the posterior over constant length, by seed."""
+    return [run["scaled"]["length"] / run["constant"]["length"] for run in runs]
+
+
+def claims(record: Record) -> list[Claim]:
+    sets = grouped(record["runs"], "data").values()
+    covered = [fmean(run[kind]["coverage"] for runs in sets for run in runs) for kind in ("scaled", "constant")]
+    shorter = [sum(run["scaled"]["length"] for run in runs) < sum(run["constant"]["length"] for run in runs)
+               for runs in sets]  # fmt: skip
+    return [
+        at_least("intervals scaled by the posterior's standard deviation are shorter than constant ones",
+                 math.ceil(6 * len(shorter) / 8), shorter),
+        Claim("test targets are covered, within two points, by both kinds of interval", f"{LEVEL:.1%}",
+              f"{covered[0]:.1%} scaled, {covered[1]:.1%} constant", max(abs(c - LEVEL) for c in covered) <= 0.02),
+    ]  # fmt: skip

@@ -10,23 +10,16 @@ import json
 import time
 import warnings
 from dataclasses import asdict, dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import lapwing as lw
-from lapwing_studies.reproduce.ct_methods import (
-    Row,
-    deterministic,
-    dropout,
-    dropout_draws,
-    linearised,
-    with_dropout,
-)
-from lapwing_studies.reproduce.ct_others import JOBS, OtherRun
+from lapwing_studies.reproduce.ct_methods import deterministic, dropout, dropout_draws, linearised, with_dropout
+from lapwing_studies.reproduce.ct_others import JOBS
 from lapwing_studies.reproduce.folder import DataFolder
-from lapwing_studies.reproduce.study import Study, done
+from lapwing_studies.reproduce.study import Record, Study, done
 
 DETECTORS, SEED = 41, 10
 # angles, noise level → weight of the total variation, iterations at the published learning rate
@@ -56,42 +49,12 @@ TIERS = {
 }
 
 
-class CtImages(TypedDict):
-    """What is shown of one reconstruction; images as nested lists."""
-
-    truth: list[list[float]]
-    data: list[list[float]]
-    fbp: list[list[float]]
-    mean: list[list[float]]
-    std: list[list[float]]
-    samples: list[list[list[float]]]
-
-
-class CtRun(TypedDict):
-    image: int
-    angles: int
-    level: float
-    rows: list[Row]
-    fbp_psnr: float
-    seconds: dict[str, float]
-    notices: list[str]
-    images: CtImages
-
-
-class CtRecord(TypedDict):
-    study: str
-    effort: str
-    tier: dict[str, Any]
-    runs: list[CtRun]
-    others: list[OtherRun]
-
-
-def run(study: Study) -> CtRecord:
+def run(study: Study) -> Record:
     tier = TIERS[study.effort.name]
     jobs = [CtJob(study.folder, tier, i, *setting) for setting in tier.settings for i in range(tier.n_images)]
     described = json.loads(json.dumps(asdict(tier)))
-    others = done(study, JOBS[study.effort.name])
-    return CtRecord(study="ct", effort=study.effort.name, tier=described, runs=done(study, jobs), others=others)
+    others = done(study, JOBS[study.effort.name])  # blur, frequencies and larger slices
+    return study.record("ct", jobs, tier=described, others=others)
 
 
 @dataclass(frozen=True)
@@ -129,7 +92,7 @@ class CtJob:
     def made_with(self) -> str:
         return f"KMNIST test {self.image} | {self.angles} angles | {self.level} | {self.tier}"
 
-    def run(self) -> CtRun:
+    def run(self) -> Record:
         scan = Scan.of(kmnist(self.folder, self.image), self.angles, self.level, 1 + self.image)
         gamma, iterations = PUBLISHED[self.angles, self.level]
         options: dict[str, Any] = {"steps": self.tier.steps or iterations, "lr": self.tier.lr, "progress": False}
@@ -147,7 +110,7 @@ class CtJob:
             rows.insert(
                 2, dropout(draws, posteriors["MLL"].correction, scan.truth, seed=SEED).row("DIP-MCDO", scan.truth)
             )
-        return CtRun(
+        return Record(
             image=self.image,
             angles=self.angles,
             level=self.level,
@@ -175,7 +138,7 @@ def _posteriors(r: lw.imaging.Reconstruction, clock: _Clock) -> dict[str, lw.ima
     return found
 
 
-def _rows(scan: Scan, r: lw.imaging.Reconstruction, posteriors: dict[str, lw.imaging.ImagingPosterior]) -> list[Row]:
+def _rows(scan: Scan, r: lw.imaging.Reconstruction, posteriors: dict[str, lw.imaging.ImagingPosterior]) -> list[Record]:
     mll = posteriors["MLL"]
     unit = mll.correction / mll.noise_std**2
     plain = deterministic(mll.mean, unit, scan.truth, 1.0)
@@ -186,9 +149,9 @@ def _rows(scan: Scan, r: lw.imaging.Reconstruction, posteriors: dict[str, lw.ima
     ]
 
 
-def _images(scan: Scan, post: lw.imaging.ImagingPosterior) -> CtImages:
+def _images(scan: Scan, post: lw.imaging.ImagingPosterior) -> Record:
     samples = post.sample(3, generator=torch.Generator().manual_seed(0))
-    return CtImages(
+    return Record(
         truth=_lists(scan.truth),
         data=_lists(scan.y),
         fbp=_lists(scan.A.fbp(scan.y)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import dataclass
 from math import log, pi
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,25 +13,11 @@ from torch import Tensor, nn
 
 import lapwing as lw
 from lapwing.errors import InputError
+from lapwing_studies.reproduce.study import Record
 
 DROPOUT = 0.05
 BANDWIDTH = 0.05  # of the kernel density estimate over whole images
 _AT_ONCE = 64  # passes with dropout
-
-
-class Row(TypedDict):
-    """Scores in nats per pixel: of the whole image, of its pixels alone, of patches of 4 × 4."""
-
-    method: str
-    full: float
-    pixels: float
-    patches: float
-    psnr: float
-    ssim: float
-    coverage: float | None  # of the 95% interval
-    correlation: float | None  # of the standard deviation with the absolute error
-    std: float  # mean over pixels
-    noise_std: float | None
 
 
 @dataclass(frozen=True)
@@ -45,12 +31,12 @@ class Scored:
     patches: float
     noise_std: float | None = None
 
-    def row(self, method: str, truth: Tensor) -> Row:
+    def row(self, method: str, truth: Tensor) -> Record:
         d, error = truth.numel(), (truth - self.mean).abs()
         inside = error <= 1.959963984540054 * self.std
         varies = bool(self.std.std() > 1e-12)
         both = torch.stack([self.std.flatten(), error.flatten()])
-        return Row(
+        return Record(
             method=method,
             full=self.full / d,
             pixels=self.pixels / d,

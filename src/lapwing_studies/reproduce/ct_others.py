@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,27 +13,10 @@ from torch import Tensor
 import lapwing as lw
 from lapwing_studies.reproduce.ct_methods import linearised
 from lapwing_studies.reproduce.phantoms import walnut_like
+from lapwing_studies.reproduce.study import Record
 
 NOISE = 0.05  # of the mean absolute measurement
 EFFORT = lw.imaging.Effort(n_samples=64, rtol=1e-2, rank=60)
-
-
-class OtherRun(TypedDict):
-    """Scores in nats per pixel, of pixels alone and of patches of 4 × 4; CPU seconds."""
-
-    name: str
-    pixels: int
-    measurements: int
-    way: str
-    accuracy: str
-    first: float  # PSNR of the network's input
-    psnr: float
-    score: float
-    patches: float
-    coverage: float
-    correlation: float
-    seconds: dict[str, float]
-    images: dict[str, list[list[float]]]
 
 
 @dataclass(frozen=True)
@@ -51,7 +34,7 @@ class OtherJob:
     def made_with(self) -> str:
         return f"{self.name} | noise {NOISE} | {EFFORT}"
 
-    def run(self) -> OtherRun:
+    def run(self) -> Record:
         truth, A = KINDS[self.kind](self.size)
         clean = A(truth)
         sigma = float(NOISE * clean.abs().mean())
@@ -63,7 +46,7 @@ class OtherJob:
         post = lw.imaging.posterior(r, mode="network", memory="4GB", effort=EFFORT, progress=False)
         row = linearised(post, truth).row(self.kind, truth)
         done = time.process_time()
-        return OtherRun(
+        return Record(
             name=self.kind,
             pixels=truth.numel(),
             measurements=y.numel(),

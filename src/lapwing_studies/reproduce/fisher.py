@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import process_time
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,9 @@ from torch import Tensor, nn
 import lapwing as lw
 from lapwing_studies.reproduce import scores
 from lapwing_studies.reproduce.battery import BatteryJob
-from lapwing_studies.reproduce.study import Study, done
+from lapwing_studies.reproduce.claims import Claim
+from lapwing_studies.reproduce.means import mean_of
+from lapwing_studies.reproduce.study import Record, Study
 from lapwing_studies.reproduce.tasks import Task, listed
 
 TASKS = ("digits-mlp", "digits-cnn", "vehicle", "waveform", "fashion-mnist", "mnist", "cifar-10")
@@ -34,37 +36,10 @@ def _kinds(seed: int) -> dict[str, Any]:
     return kinds | {"1 label": lw.Sampled(generator(), 1, lw.Labels())}
 
 
-class KindRow(TypedDict):
-    """`variances`: root mean squared log ratio of output variances to the exact ones. `evidence`: nats per datum above
-    the exact one."""
-
-    kind: str
-    gradient_epochs: float
-    nll: float
-    variances: float
-    evidence: float
-
-
-class FisherRun(TypedDict):
-    task: str
-    seed: int
-    network: str
-    n_train: int
-    n_classes: int
-    rows: list[KindRow]
-
-
-class FisherRecord(TypedDict):
-    study: str
-    effort: str
-    n_seeds: int
-    runs: list[FisherRun]
-
-
-def run(study: Study) -> FisherRecord:
+def run(study: Study) -> Record:
     tasks = [task for task in listed(study.folder) if task.name in TASKS]
     jobs = [FisherJob(task, seed, study) for task in tasks for seed in study.seeds]
-    return FisherRecord(study="fisher", effort=study.effort.name, n_seeds=study.n_seeds, runs=done(study, jobs))
+    return study.record("fisher", jobs)
 
 
 @dataclass(frozen=True)
@@ -81,13 +56,15 @@ class FisherJob:
     def made_with(self) -> str:
         return f"{BatteryJob(self.task, self.seed, self.study).made_with} | {', '.join(_kinds(0))}"
 
-    def run(self) -> FisherRun:
+    def run(self) -> Record:
+        """`variances`: root mean squared log ratio of output variances to the exact ones. `evidence`: nats per datum
+        above the exact one."""
         trained = BatteryJob(self.task, self.seed, self.study)
         model, parts = trained.network(), trained.parts
         train, held_out = (parts.train.x, parts.train.y), (parts.validation.x, parts.validation.y)
         epoch = _gradient_epoch(model, self.task.loss, *train)
         exact: lw.Posterior | None = None
-        rows: list[KindRow] = []
+        rows: list[Record] = []
         for kind, fisher in _kinds(self.seed).items():
             lw.fit(model, (train[0][:32], train[1][:32]), "classification", structure="kron", fisher=fisher)
             start = process_time()
@@ -99,11 +76,11 @@ class FisherJob:
             some = parts.test.x[:_LOOKED_AT]
             ratio = (posterior.outputs(some).var / exact.outputs(some).var).double().log()
             gained = float(posterior.log_evidence() - exact.log_evidence()) / len(train[1])
-            rows.append(KindRow(
+            rows.append(Record(
                 kind=kind, gradient_epochs=round(seconds / epoch, 2), nll=score["nll"],
                 variances=float(ratio.square().mean().sqrt()), evidence=gained,
             ))  # fmt: skip
-        return FisherRun(
+        return Record(
             task=self.task.name, seed=self.seed, network=self.task.words, n_train=len(parts.train),
             n_classes=parts.n_classes, rows=rows,
         )  # fmt: skip
@@ -120,3 +97,29 @@ def _gradient_epoch(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], 
     for p in model.parameters():
         p.grad = None
     return min(found)
+
+
+def by_kind(record: Record) -> dict[str, list[Record]]:
+    kinds = [row["kind"] for row in record["runs"][0]["rows"]]
+    return {kind: [row for run in record["runs"] for row in run["rows"] if row["kind"] == kind] for kind in kinds}
+
+
+def differences(record: Record, kind: str) -> list[float]:
+    """Test NLL after tuning minus that of exact curvature, by task and seed."""
+    rows = by_kind(record)
+    return [row["nll"] - exact["nll"] for row, exact in zip(rows[kind], rows["exact"], strict=True)]
+
+
+def claims(record: Record) -> list[Claim]:
+    rows, worst = by_kind(record), max(map(abs, differences(record, "1 sketch")))
+    sketch, label = (mean_of(rows[kind], "variances") for kind in ("1 sketch", "1 label"))
+    faster = [exact["gradient_epochs"] / one["gradient_epochs"]
+              for exact, one in zip(rows["exact"], rows["1 sketch"], strict=True)]  # fmt: skip
+    return [
+        Claim("one sketch of the output Hessian per datum is as good as the exact curvature", "tuned NLL within 0.005",
+              f"differs by at most {worst:.4f} nats", worst <= 0.005),
+        Claim("a sketch has less variance than a drawn label", "less",
+              f"{sketch:.3f} in log variances, root mean square; {label:.3f} for labels", sketch < label),
+        Claim("and its fit costs less than the exact one's", "less", f"{min(faster):.1f} to {max(faster):.1f} times",
+              min(faster) > 1),
+    ]  # fmt: skip

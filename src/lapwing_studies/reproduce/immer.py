@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -28,46 +27,16 @@ from lapwing_studies.reproduce.immer_methods import (
     Case,
 )
 from lapwing_studies.reproduce.many import train_many
-from lapwing_studies.reproduce.study import Study, done, timed
+from lapwing_studies.reproduce.study import Record, Study, timed
 
 N_EPOCHS = 1000
 SMALLEST = math.log(1e-7)  # lower limit of log probabilities, as published
 FIRST, LAST = ("plain", "refine", "gp", "refine-d"), ("mode",)
 MEAN_FIELD = ("mean-field",)
-LARGE_SPLITS = {"full": 3}  # splits of the two large datasets; one in a quick run
 
 
-class SplitScore(TypedDict):
-    """One method at one precision."""
-
-    method: str
-    precision: float
-    validation: float
-    nll: float
-    accuracy: float
-    ece: float
-
-
-class ImmerRun(TypedDict):
-    name: str
-    seed: int
-    part: str
-    weights: int
-    largest_gradient: float | None  # at the trained weights, over all precisions
-    seconds: float
-    scores: list[SplitScore]
-
-
-class ImmerRecord(TypedDict):
-    study: str
-    effort: str
-    n_splits: int
-    runs: list[ImmerRun]
-
-
-def run(study: Study) -> ImmerRecord:
-    runs = done(study, jobs(study))
-    return ImmerRecord(study="immer2021-uci", effort=study.effort.name, n_splits=study.n_seeds, runs=runs)
+def run(study: Study) -> Record:
+    return study.record("immer2021-uci", jobs(study))
 
 
 def jobs(study: Study) -> list[ImmerJob]:
@@ -89,8 +58,9 @@ def jobs(study: Study) -> list[ImmerJob]:
 
 
 def n_splits(study: Study, name: str) -> int:
-    most = LARGE_SPLITS.get(study.effort.name, 1) if name in uci.LARGE else len(uci.SEEDS)
-    return min(study.n_seeds, most)
+    """A quick run leaves out the two large datasets."""
+    left_out = name in uci.LARGE and study.effort.name != "full"
+    return 0 if left_out else min(study.n_seeds, len(uci.SEEDS))
 
 
 @dataclass(frozen=True)
@@ -132,9 +102,9 @@ class ImmerJob:
     def data(self) -> uci.UciSplit:
         return uci.split(self.study.folder, self.set_name, self.number)
 
-    def run(self) -> ImmerRun:
+    def run(self) -> Record:
         (gradients, scores), seconds = timed(self._scored)
-        return ImmerRun(
+        return Record(
             name=self.set_name,
             seed=self.seed,
             part=self.part,
@@ -144,7 +114,7 @@ class ImmerJob:
             scores=scores,
         )
 
-    def _scored(self) -> tuple[list[float], list[SplitScore]]:
+    def _scored(self) -> tuple[list[float], list[Record]]:
         gradients, scores = [], []
         for precision, model in zip(self.precisions, self.trained(), strict=True):
             case = Case(self.data, model, precision)
@@ -172,12 +142,12 @@ class ImmerJob:
             store.keep_weights(name, self._trained_with, model)
         return models
 
-    def _score(self, method: str, precision: float, log_probs: Tensor) -> SplitScore:
+    def _score(self, method: str, precision: float, log_probs: Tensor) -> Record:
         """From log p(c | x) (n, C) of validation and test rows."""
         n, y = len(self.data.validation), torch.cat([self.data.validation.y, self.data.test.y])
         found = log_probs.gather(1, y[:, None])[:, 0].clamp(min=SMALLEST)
         probs, test = log_probs[n:].exp(), self.data.test.y
-        return SplitScore(
+        return Record(
             method=method,
             precision=precision,
             validation=metrics.nll(found[:n]),

@@ -55,6 +55,10 @@ def listed(folder: DataFolder) -> list[Pair]:
     return [pair for pair in PAIRS if all(map(folder.holds, pair.files))]
 
 
+def pair(name: str) -> Pair:
+    return next(pair for pair in PAIRS if pair.name == name)
+
+
 # --- where the data come from ------------------------------------------------------------------------------
 
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import lapwing as lw
-from lapwing_studies.bench.networks import one_thread
-from lapwing_studies.reproduce.study import Study
+from lapwing_studies.reproduce.claims import Claim, every
+from lapwing_studies.reproduce.means import grouped, where
+from lapwing_studies.reproduce.study import Record, Study
 
+DEFAULT = "Nystrom(64)"
 RTOL = 1e-3  # relative error, in the norm of the precision
 PRECONDITIONERS: dict[str, Any] = {
     "none": None,
@@ -30,22 +32,6 @@ PRECONDITIONERS: dict[str, Any] = {
     "LowRank(100)": lw.LowRank(100),
 }
 _MOST = 1200
-
-
-class Iterations(TypedDict):
-    inputs: str
-    preconditioner: str
-    precision: float
-    iterations: int | None  # None: more than the limit
-
-
-class PreconditionerRecord(TypedDict):
-    study: str
-    effort: str
-    parameters: int
-    n_train: int
-    rtol: float
-    rows: list[Iterations]
 
 
 @dataclass(frozen=True)
@@ -73,14 +59,31 @@ TRAININGS = {
 SIZES = {"full": Size(500, 300), "quick": Size(200, 100), "toy": Size(20, 2)}
 
 
-def run(study: Study) -> PreconditionerRecord:
-    size = SIZES[study.effort.name]
-    with one_thread():
-        rows = [row for inputs in TRAININGS for row in measured(inputs, size)]
-        p = sum(w.numel() for w in network(TRAININGS["as they come"]).parameters())
-    return PreconditionerRecord(
-        study="preconditioners", effort=study.effort.name, parameters=p, n_train=size.n_train, rtol=RTOL, rows=rows
-    )
+def run(study: Study) -> Record:
+    size, p = SIZES[study.effort.name], sum(w.numel() for w in network(TRAININGS["as they come"]).parameters())
+    jobs = [IterationsJob(inputs, study.effort.name) for inputs in TRAININGS]
+    record = study.record("preconditioners", jobs, parameters=p, n_train=size.n_train, rtol=RTOL)
+    record["rows"] = [row for rows in record.pop("runs") for row in rows]
+    return record
+
+
+@dataclass(frozen=True)
+class IterationsJob:
+    """Every preconditioner under every prior, for one training."""
+
+    inputs: str
+    effort: str
+
+    @property
+    def name(self) -> str:
+        return f"preconditioners-{self.effort}-{self.inputs.replace(' ', '-')}"
+
+    @property
+    def made_with(self) -> str:
+        return f"{SIZES[self.effort]} | {TRAININGS[self.inputs].precisions} | {', '.join(PRECONDITIONERS)} | {RTOL:g}"
+
+    def run(self) -> list[Record]:
+        return list(measured(self.inputs, SIZES[self.effort]))
 
 
 def network(of: Training) -> nn.Module:
@@ -111,7 +114,7 @@ def trained(inputs: str, size: Size) -> tuple[nn.Module, Tensor, Tensor]:
     return model.double().eval(), x.double(), y
 
 
-def measured(inputs: str, size: Size) -> Iterator[Iterations]:
+def measured(inputs: str, size: Size) -> Iterator[Record]:
     model, x, y = trained(inputs, size)
 
     def fitted(structure: Any) -> lw.Posterior:
@@ -125,7 +128,7 @@ def measured(inputs: str, size: Size) -> Iterator[Iterations]:
         truth = posterior.sample(1, torch.Generator().manual_seed(0))[0] - posterior.mean
         for name, H in near.items():
             count = iterations(P, truth, None if H is None else H.plus(P0))
-            yield Iterations(inputs=inputs, preconditioner=name, precision=precision, iterations=count)
+            yield Record(inputs=inputs, preconditioner=name, precision=precision, iterations=count)
 
 
 def iterations(P: Tensor, truth: Tensor, M: Any) -> int | None:
@@ -147,3 +150,24 @@ def iterations(P: Tensor, truth: Tensor, M: Any) -> int | None:
         rz, before = r @ z, rz
         p = z + rz / before * p
     return None
+
+
+def found(record: Record, inputs: str) -> dict[float, dict[str, int | None]]:
+    """Iterations by prior precision, the largest first, and preconditioner; None: more than the limit."""
+    rows = sorted(where(record["rows"], inputs=inputs), key=lambda row: -row["precision"])
+    by_prior = grouped(rows, "precision").items()
+    return {prior: {row["preconditioner"]: row["iterations"] for row in some} for prior, some in by_prior}
+
+
+def claims(record: Record) -> list[Claim]:
+    settings = [counts for inputs in TRAININGS for counts in found(record, inputs).values()]
+
+    def least(counts: dict[str, int | None], *names: str) -> int:
+        return min(counts[name] or _MOST for name in names)
+
+    return [
+        every(f"{DEFAULT}, the default, takes fewer iterations than no preconditioner",
+              [least(c, DEFAULT) < least(c, "none") for c in settings]),
+        every("and no more than a diagonal, Kronecker factors or exact blocks of layers",
+              [least(c, DEFAULT) <= least(c, "Diag()", "Kron()", "Block()") for c in settings]),
+    ]  # fmt: skip

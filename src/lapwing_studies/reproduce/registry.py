@@ -1,7 +1,7 @@
 """The studies: what each shows, after which source, what it needs and takes, and the modules it is made of.
 
-A study is two modules of one name. `lapwing_studies.reproduce.<module>` has `run(study) -> record` and, where a source
-makes claims, `claims(record)`; `lapwing_studies.report.<module>` has `page(record, command)`, `picture(record, path)`.
+A study is two modules of one name. `lapwing_studies.reproduce.<module>` has `run(study) -> record` and
+`claims(record)`; `lapwing_studies.report.<module>` has `page(record)`. The rest is shared: `study.py` on both sides.
 """
 
 from __future__ import annotations
@@ -10,8 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from lapwing.errors import InputError
+
+if TYPE_CHECKING:
+    from lapwing_studies.reproduce.claims import Claim
+    from lapwing_studies.reproduce.study import Record
 
 TIERS = ("quick", "standard", "faithful")
 ANTORAN_2022 = "Antorán et al. (2022)"
@@ -52,11 +57,10 @@ class Entry:
     def report(self) -> ModuleType:
         return import_module(f"lapwing_studies.report.{self.module}")
 
-    @property
-    def claims(self) -> ModuleType | None:
-        """The module with `claims(record)`; None where the study has none."""
-        module = import_module(f"lapwing_studies.reproduce.{self.claims_in or self.module}")
-        return module if hasattr(module, "claims") else None
+    def claims(self, record: Record) -> list[Claim]:
+        """What the source claims, beside what the record holds."""
+        found: list[Claim] = import_module(f"lapwing_studies.reproduce.{self.claims_in or self.module}").claims(record)
+        return found
 
     def cost(self, tier: str) -> Cost:
         if tier not in TIERS:
@@ -77,49 +81,49 @@ MINUTES, HALF_HOUR, HOURS, DAYS = "minutes", "half an hour", "hours", "days"
 
 STUDIES = (
     Entry("battery", "default arguments on 18 tasks", OWN, EITHER, "battery",
-          _tiers(Cost(1, MINUTES), Cost(3, HOURS)), claims_in="summary"),
+          _tiers(Cost(1, "a minute"), Cost(3, HOURS)), claims_in="summary"),
     Entry("alarm", "out-of-distribution alarms on 8 pairs", OWN, FOLDER, "alarm",
-          _tiers(Cost(1, MINUTES), Cost(3, HOURS))),
+          _tiers(Cost(1, "2 min"), Cost(3, HOURS))),
     Entry("conformal", "length and coverage of conformal intervals", OWN, FOLDER, "conformal",
-          _tiers(Cost(1, MINUTES), Cost(3, HALF_HOUR))),
+          _tiers(Cost(1, "5 s"), Cost(3, "a minute"))),
     Entry("small-held-out", "tuning with 30, 100 and 300 held-out rows", OWN, FOLDER, "small_held_out",
-          _tiers(Cost(1, MINUTES), Cost(10, HOURS))),
+          _tiers(Cost(1, "30 s"), Cost(10, "10 min"))),
     Entry("quality", "held-out tuning against temperature scaling and ensembles", OWN, EITHER, "quality",
-          _tiers(Cost(1, MINUTES), Cost(5, HOURS))),
+          _tiers(Cost(1, "3 min"), Cost(5, HOURS))),
     Entry("immer2021-uci", "linearised, sampled and refined predictions on 8 UCI sets", IMMER, FOLDER, "immer",
-          _tiers(Cost(3, HALF_HOUR), Cost(10, "an hour and a half"))),
+          _tiers(Cost(1, "7 min"), Cost(10, "4 hours")), claims_in="immer_claims"),
     Entry("immer2021-images", "images, and images from elsewhere: sampled, linearised, Gaussian process", IMMER, FOLDER,
-          "immer_images", _tiers(Cost(1, MINUTES), Cost(3, HOURS), Cost(5, DAYS))),
+          "immer_images", _tiers(Cost(1, "a minute"), Cost(3, "45 min"), Cost(5, DAYS))),
     Entry("banana", "uncertainty of a classifier in the plane", IMMER, f"{FOLDER}, or made-up points", "banana",
-          _tiers(Cost(1, MINUTES), Cost(1, MINUTES))),
+          _tiers(Cost(1, "30 s"), Cost(1, "30 s"))),
     Entry("step", "why sampled weights underfit", IMMER, "nothing", "step",
-          _tiers(Cost(1, "seconds"), Cost(1, "seconds"))),
+          _tiers(Cost(1, "5 s"), Cost(1, "5 s"))),
     Entry("uci-regression", "regression on standard and gap splits of UCI sets", FOONG, FOLDER, "uci_regression",
-          _tiers(Cost(1, MINUTES), Cost(20, "an hour"), Cost(20, HOURS)), claims_in="uci_regression_claims"),
+          _tiers(Cost(1, "a minute"), Cost(20, "an hour"), Cost(20, HOURS)), claims_in="uci_regression_claims"),
     Entry("tutorial", "the pictures of the tutorial, computed", TUTORIAL, "nothing", "tutorial",
-          _tiers(Cost(1, "seconds"), Cost(1, "seconds"))),
+          _tiers(Cost(1, "20 s"), Cost(1, "20 s"))),
     Entry("antoran2022", "the evidence at the linear mode and at the trained weights", ANTORAN_2022, EITHER, "antoran",
-          _tiers(Cost(1, MINUTES), Cost(3, HALF_HOUR))),
+          _tiers(Cost(1, "a minute"), Cost(3, HALF_HOUR))),
     Entry("batchnorm-1d", "the evidence of a batch-normed network", ANTORAN_2022, "nothing", "batchnorm",
-          _tiers(Cost(1, "a minute"), Cost(3, MINUTES))),
+          _tiers(Cost(1, "2 s"), Cost(3, "6 s"))),
     Entry("subnetwork-1d", "which weights carry the uncertainty", DAXBERGER, "nothing", "subnetwork",
-          _tiers(Cost(1, MINUTES), Cost(3, MINUTES))),
+          _tiers(Cost(1, "5 s"), Cost(3, "15 s"))),
     Entry("subnetwork", "subnetworks on rotated and corrupted images, against five other methods", DAXBERGER, EITHER,
           "subnetwork_shift", _tiers(Cost(1, MINUTES), Cost(3, HOURS), Cost(5, DAYS))),
     Entry("sampled-laplace", "the full GGN by sampling-based EM", ANTORAN_2023, EITHER, "sampled",
-          _tiers(Cost(1, MINUTES), Cost(1, "an hour"))),
+          _tiers(Cost(1, "a minute"), Cost(3, "an hour")), claims_in="sampled_claims"),
     Entry("ct", "error bars of reconstructed images", LINEARISED_DIP, FOLDER, "ct",
           _tiers(Cost(1, MINUTES), Cost(1, HOURS), Cost(1, DAYS)), claims_in="ct_claims"),
     Entry("variational-laplace", "training by Variational Laplace, mean field and MAP over temperatures", UNLU, EITHER,
-          "variational", _tiers(Cost(1, MINUTES), Cost(3, HOURS), Cost(3, DAYS))),
+          "variational", _tiers(Cost(1, "6 min"), Cost(3, HOURS), Cost(3, DAYS)), claims_in="variational_claims"),
     Entry("marglik", "training with the evidence against a grid of priors", MARGLIK, EITHER, "marglik",
-          _tiers(Cost(1, MINUTES), Cost(1, HOURS), Cost(1, DAYS))),
+          _tiers(Cost(1, "3 min"), Cost(1, HOURS), Cost(1, DAYS))),
     Entry("fisher", "exact or sampled curvature", OWN, EITHER, "fisher",
-          _tiers(Cost(1, MINUTES), Cost(1, HALF_HOUR))),
+          _tiers(Cost(1, "2 min"), Cost(1, HALF_HOUR))),
     Entry("preconditioners", "iterations of conjugate gradients by preconditioner", OWN, SKLEARN, "preconditioners",
-          _tiers(Cost(1, MINUTES), Cost(1, MINUTES))),
+          _tiers(Cost(1, "15 s"), Cost(1, "40 s"))),
     Entry("product-cost", "time and memory of a product with the GGN", OWN, "nothing", "product_cost",
-          _tiers(Cost(1, "seconds"), Cost(1, MINUTES))),
+          _tiers(Cost(1, "20 s"), Cost(1, "2 min"))),
 )  # fmt: skip
 
 

@@ -6,27 +6,24 @@ detection) and joint: ten labels of two inputs, split between them at random, li
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import lapwing as lw
 from lapwing_studies.reproduce import scores, sources
-from lapwing_studies.reproduce.architectures import seeded
-from lapwing_studies.reproduce.effort import Effort
 from lapwing_studies.reproduce.image_networks import staged_resnet
 from lapwing_studies.reproduce.parts import Parts
-from lapwing_studies.reproduce.scores import ScoreRow
-from lapwing_studies.reproduce.study import Study, done, timed
-from lapwing_studies.reproduce.training import Recipe, train
+from lapwing_studies.reproduce.study import Record, Study, timed
+from lapwing_studies.reproduce.training import Recipe
 
-N_LABELS, N_DYADS, N_DRAWS = 10, 500, 64
+N_DYADS, N_DRAWS = 500, 64
+RTOL = 0.1  # of a precision: less than eight samples tell
 SAMPLES = "full GGN, samples"
 STRUCTURES: dict[str, dict[str, Any]] = {
     "last layer": {"params": "last_layer", "structure": "full"},
@@ -44,76 +41,31 @@ class Size:
     n_epochs: int
     n_samples: int
     max_steps: int  # of EM per round; the state is stored after each round
-    n_rounds: int = 1
+    n_rounds: int = 1  # at most: rounds end when no precision changes by more than RTOL in a step
     widths: tuple[int, int, int] = (16, 32, 80)  # of the network
 
     @property
-    def em(self) -> lw.EM:
-        return lw.EM(n_samples=self.n_samples, max_steps=self.max_steps, rtol=0.05)
+    def recipe(self) -> Recipe:
+        return Recipe(n_epochs=self.n_epochs, learning_rate=3e-3)
 
     @property
-    def effort(self) -> Effort:
-        return Effort("sampled", self.n_train, self.n_test, self.n_epochs, 1)
+    def em(self) -> lw.EM:
+        return lw.EM(n_samples=self.n_samples, max_steps=self.max_steps, rtol=RTOL)
 
 
 SIZES = {
-    "full": Size(10_000, 2_000, 15, 8, 2),
+    "full": Size(3_000, 2_000, 15, 8, 4, 5),
     "quick": Size(500, 400, 15, 8, 3),
     "toy": Size(24, 20, 1, 2, 1, 2, (2, 4, 4)),
 }
 
-
-class SampledRow(TypedDict):
-    score: ScoreRow
-    joint_nll: float  # of a dyad's ten labels, nats
-    seconds: float  # to fit and tune
+# For each step: total effective dimension, largest change of a log precision, residual of the samples' linear systems,
+# and products with all samples at once.
+NO_PATH = Record(effective_dimension=[], change=[], residual=[], products=[])
 
 
-class EmPath(TypedDict):
-    """For each step: total effective dimension, change of a log precision, residual of the samples' linear systems."""
-
-    effective_dimension: list[float]
-    change: list[float]
-    residual: list[float]
-    products: list[int]  # per step, each with all samples at once
-
-
-class Tuned(TypedDict):
-    """What is stored of a posterior: its scores and precisions."""
-
-    row: SampledRow
-    precisions: list[float]
-    path: EmPath
-
-
-NO_PATH = EmPath(effective_dimension=[], change=[], residual=[], products=[])
-
-
-class SampledRun(TypedDict):
-    seed: int
-    data: str
-    outside: str
-    parameters: int
-    groups: int
-    n_train: int
-    n_test: int
-    n_samples: int
-    rows: list[SampledRow]
-    path: EmPath
-
-
-class SampledRecord(TypedDict):
-    study: str
-    effort: str
-    n_seeds: int
-    runs: list[SampledRun]
-
-
-def run(study: Study) -> SampledRecord:
-    jobs = [SampledJob(seed, study) for seed in study.seeds]
-    return SampledRecord(
-        study="sampled-laplace", effort=study.effort.name, n_seeds=study.n_seeds, runs=done(study, jobs)
-    )
+def run(study: Study) -> Record:
+    return study.record("sampled-laplace", [SampledJob(seed, study) for seed in study.seeds])
 
 
 @dataclass(frozen=True)
@@ -135,14 +87,10 @@ class SampledJob:
         return SIZES[self.study.effort.name]
 
     @property
-    def recipe(self) -> Recipe:
-        return Recipe(n_epochs=self.size.n_epochs, learning_rate=3e-3)
-
-    @property
     def trained_with(self) -> str:
         size = self.size
         data = f"{size.n_train} to train, {size.n_test} to test"
-        return f"{self.recipe} | {data} | {size.widths} | {N_DYADS} dyads | seed {self.seed}"
+        return f"{size.recipe} | {data} | {size.widths} | {N_DYADS} dyads | seed {self.seed}"
 
     @property
     def sampled_with(self) -> str:
@@ -154,22 +102,19 @@ class SampledJob:
 
     @cached_property
     def parts(self) -> Parts:
-        if self.data_name == "digits":
-            return sources.digits(self.study.folder, self.seed, self.size.effort)
-        return sources.small_grey_images("fashion_mnist", "mnist", self.study.folder, self.seed, self.size.effort)
+        size = self.size
+        return sources.images(self.data_name, self.study.folder, self.seed, size.n_train, size.n_test, small=True)
 
-    def trained(self) -> nn.Module:
-        model = seeded(lambda: staged_resnet(self.parts.train.x.shape[-1], self.size.widths), seed=self.seed)
-        if not self.study.store.load_weights(self.name, self.trained_with, model):
-            train(model, self.parts, nn.functional.cross_entropy, self.recipe, seed=self.seed)
-            self.study.store.keep_weights(self.name, self.trained_with, model)
-        return model.eval()
+    @property
+    def learnt(self) -> tuple[Tensor, Tensor]:
+        return self.parts.train.x, self.parts.train.y
 
-    def run(self) -> SampledRun:
-        model = self.trained()
+    def run(self) -> Record:
+        make = partial(staged_resnet, self.parts.train.x.shape[-1], self.size.widths)
+        model = self.study.network(self, make, self.parts, self.size.recipe, made_with=self.trained_with)
         cheaper = [self._structured(model, method) for method in STRUCTURES]
         sampled = self._by_samples(model, cheaper[-1]["precisions"])
-        return SampledRun(
+        return Record(
             seed=self.seed,
             data=self.data_name,
             outside=self.parts.outside_is,
@@ -182,72 +127,57 @@ class SampledJob:
             path=sampled["path"],
         )
 
-    @property
-    def _data(self) -> tuple[Tensor, Tensor]:
-        return self.parts.train.x, self.parts.train.y
-
-    def _structured(self, model: nn.Module, method: str) -> Tuned:
+    def _structured(self, model: nn.Module, method: str) -> Record:
         """Tuned by the evidence, with the training data only."""
-        if (kept := self._kept(method, self.trained_with)) is None:
-            fitted, first = timed(partial(lw.fit, model, self._data, "classification", **STRUCTURES[method]))
-            tuned, second = timed(partial(lw.tune, fitted, self._data, progress=False))
-            kept = Tuned(row=self._row(method, tuned, first + second), precisions=_precisions(tuned), path=NO_PATH)
-            self._keep(method, self.trained_with, kept)
-        return kept
 
-    def _kept(self, method: str, made_with: str) -> Tuned | None:
+        def tuned() -> Record:
+            fitted, first = timed(partial(lw.fit, model, self.learnt, "classification", **STRUCTURES[method]))
+            posterior, second = timed(partial(lw.tune, fitted, self.learnt, progress=False))
+            row = self._row(method, posterior, first + second)
+            return Record(row=row, precisions=_precisions(posterior), path=NO_PATH)
+
+        return self._once(method, self.trained_with, tuned)
+
+    def _once(self, method: str, made_with: str, work: Callable[[], Record]) -> Record:
         """Each posterior is stored when it is done, so that an interrupted study resumes after the last one."""
-        return None if self.study.again else self.study.store.record(self._named(method), made_with)
+        return self.study.once(f"{self.name}-{method.replace(' ', '-')}", made_with, work)
 
-    def _keep(self, method: str, made_with: str, tuned: Tuned) -> None:
-        self.study.store.keep_record(self._named(method), made_with, tuned)
-
-    def _named(self, method: str) -> str:
-        return f"{self.name}-{method.replace(' ', '-')}"
-
-    def _by_samples(self, model: nn.Module, precisions: list[float]) -> Tuned:
+    def _by_samples(self, model: nn.Module, precisions: list[float]) -> Record:
         """EM from the precisions of the cheaper structure: from a single precision it needs several more steps."""
         options: dict[str, Any] = {"structure": lw.MatrixFree(preconditioner=None)}
         options["prior"] = lw.prior(model, groups="normalised")
-        posterior, seconds = timed(partial(lw.fit, model, self._data, "classification", **options))
-        found = Tuned(row=self._network(model), precisions=precisions, path=NO_PATH)
-        found["row"]["seconds"] = seconds
+        posterior, seconds = timed(partial(lw.fit, model, self.learnt, "classification", **options))
+        found = Record(row={**self._network(model), "seconds": seconds}, precisions=precisions, path=NO_PATH)
+        current = [posterior]  # of the last round, whose samples the next one starts from
+
+        def one_round(before: Record) -> Record:
+            start = _at(current[0], before["precisions"])
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # the number of steps is part of the study's size
+                current[0], seconds = timed(partial(lw.tune, start, self.learnt, by=self.size.em))
+            row = self._row(SAMPLES, lw.from_samples(current[0]), before["row"]["seconds"] + seconds)
+            path = _path(current[0].history[len(start.history) :], before["path"])
+            return Record(row=row, precisions=_precisions(current[0]), path=path)
+
         for number in range(self.size.n_rounds):
-            name = f"{SAMPLES}-{number}"
-            if (kept := self._kept(name, self.sampled_with)) is None:
-                start = _at(posterior, found["precisions"])
-                posterior, seconds = timed(partial(self._stepped, start))
-                row = self._row(SAMPLES, lw.from_samples(posterior), found["row"]["seconds"] + seconds)
-                path = _path(posterior.history[len(start.history) :], found["path"])
-                kept = Tuned(row=row, precisions=_precisions(posterior), path=path)
-                self._keep(name, self.sampled_with, kept)
-            found = kept
+            found = self._once(f"{SAMPLES}-{number}", self.sampled_with, partial(one_round, found))
+            if found["path"]["change"][-1] < RTOL:
+                break
         return found
 
-    def _stepped(self, start: lw.Posterior) -> lw.Posterior:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the number of steps is part of the study's size
-            return lw.tune(start, self._data, by=self.size.em)
-
-    def _network(self, model: nn.Module) -> SampledRow:
+    def _network(self, model: nn.Module) -> Record:
         score = scores.map_classes(model, self.parts).score("network", self.parts.test.y)
-        return SampledRow(score=score, joint_nll=self._joint(scores.outputs(model, self.parts.test.x)[None]), seconds=0)
+        return self._with_joint(score, scores.outputs(model, self.parts.test.x)[None], 0)
 
-    def _row(self, method: str, posterior: lw.Posterior, seconds: float) -> SampledRow:
+    def _row(self, method: str, posterior: lw.Posterior, seconds: float) -> Record:
         score = scores.of_posterior(posterior, self.parts, classes=True).score(method, self.parts.test.y)
         draw = posterior.functions(N_DRAWS, torch.Generator().manual_seed(self.seed))
         f = torch.cat([draw(x).detach().double() for x in self.parts.test.x.split(scores.CHUNK)], 1)
-        return SampledRow(score=score, joint_nll=self._joint(f), seconds=seconds)
+        return self._with_joint(score, f, seconds)
 
-    def _joint(self, f: Tensor) -> float:
-        """−log 1/S Σ_s Π_i p(y_i | f_s(x_i)) over the labels of a dyad, mean over dyads; f (S, N, C)."""
-        generator = torch.Generator().manual_seed(self.seed)
-        dyads = torch.randint(len(self.parts.test), (N_DYADS, 2), generator=generator)
-        which = torch.randint(2, (N_DYADS, N_LABELS), generator=generator)
-        rows = dyads.gather(1, which)
-        observed = f.log_softmax(-1)[:, torch.arange(f.shape[1]), self.parts.test.y]
-        joint = observed[:, rows].sum(-1).logsumexp(0) - math.log(len(f))
-        return -float(joint.mean())
+    def _with_joint(self, score: scores.ScoreRow, f: Tensor, seconds: float) -> Record:
+        joint = scores.joint_nll(f, self.parts.test.y, N_DYADS, self.seed)
+        return Record(score=score, joint_nll=joint, seconds=seconds)
 
 
 def _at(posterior: lw.Posterior, precisions: list[float]) -> lw.Posterior:
@@ -258,10 +188,10 @@ def _precisions(tuned: lw.Posterior) -> list[float]:
     return tuned.prior.precisions.tolist()
 
 
-def _path(steps: Sequence[Any], before: EmPath) -> EmPath:
+def _path(steps: Sequence[Any], before: Record) -> Record:
     """The steps of this round appended to those before, whose last step it repeats."""
     steps = steps[1:] if before["change"] else steps
-    return EmPath(
+    return Record(
         effective_dimension=before["effective_dimension"] + [sum(step.effective_dimension) for step in steps],
         change=before["change"] + [step.change for step in steps],
         residual=before["residual"] + [step.residual for step in steps],

@@ -14,6 +14,7 @@ from lapwing import metrics
 from lapwing_studies.reproduce.parts import Parts, Split
 
 CHUNK = 250
+N_LABELS = 10  # of a dyad
 
 
 class ScoreRow(TypedDict):
@@ -117,6 +118,16 @@ def of_posterior(posterior: lw.Posterior, parts: Parts, *, classes: bool) -> Cla
         return Numbers(_joined(tests, "mean"), _joined(tests, "std"), _joined(outsides, "std"))
     log_prob = torch.cat([p.log_prob(y) for p, y in zip(tests, parts.test.y.split(CHUNK), strict=True)])
     return Classes(_all_probs(tests), log_prob.detach().double().flatten(), _all_probs(outsides))
+
+
+def joint_nll(f: Tensor, y: Tensor, n_dyads: int, seed: int) -> float:
+    """−log 1/S Σ_s Π_i p(y_i | f_s(x_i)) over ten labels of two inputs, mean over such dyads; f (S, N, C)."""
+    generator = torch.Generator().manual_seed(seed)
+    dyads = torch.randint(len(y), (n_dyads, 2), generator=generator)
+    which = torch.randint(2, (n_dyads, N_LABELS), generator=generator)
+    observed = f.log_softmax(-1)[:, torch.arange(f.shape[1]), y]
+    joint = observed[:, dyads.gather(1, which)].sum(-1).logsumexp(0) - math.log(len(f))
+    return -float(joint.mean())
 
 
 def outputs(model: nn.Module, x: Tensor) -> Tensor:

@@ -8,17 +8,18 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypedDict
+from statistics import fmean
 
 import torch
 from torch import Tensor, nn
 
 import lapwing as lw
 from lapwing_studies.reproduce import scores
-from lapwing_studies.reproduce.architectures import mlp, plain, seeded
+from lapwing_studies.reproduce.architectures import mlp, plain
+from lapwing_studies.reproduce.claims import Claim, every
 from lapwing_studies.reproduce.parts import Parts, Scaling, Split, shuffled
-from lapwing_studies.reproduce.study import Study, done
-from lapwing_studies.reproduce.training import Loss, Recipe, train
+from lapwing_studies.reproduce.study import Record, Study
+from lapwing_studies.reproduce.training import Loss, Recipe
 
 FIRST_SEED = 10
 SIZES = (30, 100, 300)  # of held-out rows
@@ -36,40 +37,11 @@ KINDS = (
 )
 
 
-class HeldOutRow(TypedDict):
-    """Test NLL per row after tuning with the first n held-out rows; `moved`: whether the mean left the network's."""
-
-    n: int
-    network: float
-    temperature: float
-    tuned: float
-    moved: bool
-    chosen: str
-
-
-class HeldOutRun(TypedDict):
-    data: str
-    seed: int
-    kind: str
-    network: str
-    n_train: int
-    n_test: int
-    rows: list[HeldOutRow]
-
-
-class HeldOutRecord(TypedDict):
-    study: str
-    effort: str
-    n_seeds: int
-    runs: list[HeldOutRun]
-
-
-def run(study: Study) -> HeldOutRecord:
+def run(study: Study) -> Record:
     for archive in ("uci_classification", "uci_regression"):
         study.folder.check(archive)
     jobs = [HeldOutJob(name, FIRST_SEED + k, study) for name in (*CLASSES, *NUMBERS) for k in study.seeds]
-    runs = done(study, jobs)
-    return HeldOutRecord(study="small-held-out", effort=study.effort.name, n_seeds=study.n_seeds, runs=runs)
+    return study.record("small-held-out", jobs)
 
 
 @dataclass(frozen=True)
@@ -119,11 +91,8 @@ class HeldOutJob:
         activation, norm, recipe, _ = self.kind
         n_classes = self.parts.n_classes if self.classes else 1
         widths = [self.parts.train.x.shape[1], *HIDDEN, n_classes if n_classes > 2 else 1]
-        model = seeded(lambda: mlp(widths, activation, norm), seed=self.seed)
-        if not self.study.store.load_weights(self.name, self.made_with, model):
-            train(model, self.parts, self._loss(n_classes), recipe.at_most(self.study.effort.n_epochs), seed=self.seed)
-            self.study.store.keep_weights(self.name, self.made_with, model)
-        return model.eval()
+        recipe, loss = recipe.at_most(self.study.effort.n_epochs), self._loss(n_classes)
+        return self.study.network(self, lambda: mlp(widths, activation, norm), self.parts, recipe, loss)
 
     def _loss(self, n_classes: int) -> Loss:
         if not self.classes:
@@ -132,11 +101,11 @@ class HeldOutJob:
             return nn.functional.cross_entropy
         return lambda f, y: nn.functional.binary_cross_entropy_with_logits(f[:, 0], y.to(f))
 
-    def run(self) -> HeldOutRun:
+    def run(self) -> Record:
         model, parts = self.network(), self.parts
         likelihood = "classification" if self.classes else "regression"
         posterior = lw.fit(model, (parts.train.x, parts.train.y), likelihood, progress=False)
-        return HeldOutRun(
+        return Record(
             data=self.data,
             seed=self.seed,
             kind=likelihood,
@@ -146,7 +115,8 @@ class HeldOutJob:
             rows=[self._row(model, posterior, n) for n in SIZES if n <= len(parts.validation)],
         )
 
-    def _row(self, model: nn.Module, posterior: lw.Posterior, n: int) -> HeldOutRow:
+    def _row(self, model: nn.Module, posterior: lw.Posterior, n: int) -> Record:
+        """Test NLL after tuning with the first n held-out rows; `moved`: whether the mean left the network's."""
         parts = replace(self.parts, validation=self.parts.validation.rows(slice(n)))
         learnt, held_out = ((s.x, s.y) for s in (parts.train, parts.validation))
         with warnings.catch_warnings():  # naval has columns that are constant
@@ -154,7 +124,7 @@ class HeldOutJob:
             tuned = lw.tune(posterior, learnt, validation=held_out, progress=False)
         made = (*self._baselines(model, parts), scores.of_posterior(tuned, parts, classes=self.classes))
         network, temperature, ours = (each.score("", parts.test.y)["nll"] for each in made)
-        return HeldOutRow(
+        return Record(
             n=n,
             network=network,
             temperature=temperature,
@@ -171,3 +141,29 @@ class HeldOutJob:
             return scores.map_numbers(model, parts, parts.train), scores.map_numbers(model, parts, parts.validation)
         best = scores.best_temperature(model, parts.validation)
         return scores.map_classes(model, parts), scores.map_classes(model, parts, temperature=best)
+
+
+def losses(record: Record, n: int, *, kind: str = "", over: str = "network") -> dict[str, list[float]]:
+    """Test NLL after tuning with n rows minus that of another method, by table; negative values are gains."""
+    found: dict[str, list[float]] = {}
+    for run in (run for run in record["runs"] if kind in ("", run["kind"])):
+        for row in (row for row in run["rows"] if row["n"] == n):
+            found.setdefault(run["data"], []).append(row["tuned"] - row[over])
+    return found
+
+
+def claims(record: Record) -> list[Claim]:
+    tables = {(name, n): values for n in SIZES for name, values in losses(record, n).items()}
+    means = {key: fmean(values) for key, values in tables.items()}
+    runs = [(value, *key) for key, values in tables.items() for value in values]
+    (name, n), (single, where, with_n) = max(means, key=means.__getitem__), max(runs)
+    above = sum(value > 0.05 for value, *_ in runs)
+    others = [losses(record, n, over="temperature").values() for n in SIZES]
+    better = [fmean(v for values in other for v in values) < 0 for other in others if other]
+    return [
+        Claim("worst table, mean over seeds, against the network", "≤ +0.01",
+              f"{means[name, n]:+.3f} ({name}, {n} rows)", means[name, n] <= 0.01),
+        Claim("worst single run against the network", "≤ +0.05",
+              f"{single:+.3f} ({where}, {with_n} rows); {above} of {len(runs)} runs above 0.05", single <= 0.05),
+        every("better than temperature scaling on average, at each size", better),
+    ]  # fmt: skip

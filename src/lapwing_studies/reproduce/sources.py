@@ -82,6 +82,22 @@ def colour_images(folder: DataFolder, seed: int, effort: Effort) -> Parts:
     return _rescaled(parts, lambda x: (x - mean) / std)
 
 
+def images(name: str, folder: DataFolder, seed: int, n_train: int, n_test: int, *, small: bool = False) -> Parts:
+    """Images by name: digits, cifar10, mnist or fashion_mnist; the last two also as 12 × 12."""
+    effort = Effort("images", n_train, n_test, 1, 1)
+    if name == "digits":
+        return digits(folder, seed, effort)
+    if name == "cifar10":
+        return colour_images(folder, seed, effort)
+    grey = small_grey_images if small else grey_images
+    return grey(name, "fashion_mnist" if name == "mnist" else "mnist", folder, seed, effort)
+
+
+def there(name: str, folder: DataFolder) -> bool:
+    """Whether the folder has these images."""
+    return all(map(folder.holds, ("cifar10_train_a", "cifar10_test") if name == "cifar10" else (name,)))
+
+
 def small_grey_images(name: str, other: str, folder: DataFolder, seed: int, effort: Effort) -> Parts:
     """MNIST or Fashion-MNIST cropped by two pixels and averaged to half the side: 12 × 12."""
     return _rescaled(grey_images(name, other, folder, seed, effort), _cropped_and_halved)

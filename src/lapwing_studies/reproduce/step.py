@@ -7,13 +7,14 @@ points and prior.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import lapwing as lw
-from lapwing_studies.reproduce.study import Study, done
+from lapwing_studies.reproduce.claims import Claim
+from lapwing_studies.reproduce.study import Record, Study
 
 X = (-2.0, -1.5, -1.0, 1.0, 1.5, 2.0)
 Y = (0.0, 0.0, 0.0, 1.0, 1.0, 1.0)
@@ -23,28 +24,8 @@ REACH, N_GRID = 8.0, 801
 N_SAMPLES = 4000
 
 
-class StepRun(TypedDict):
-    """p(y = 1 | x) by every method; `negative`: the posterior probability of w < 0, exact and by Laplace."""
-
-    x: list[float]
-    curves: dict[str, list[float]]
-    at: list[float]
-    values: dict[str, list[float]]
-    negative: dict[str, float]
-    log_evidence: dict[str, float]
-    w: list[float]
-    weight_density: dict[str, list[float]]
-
-
-class StepRecord(TypedDict):
-    study: str
-    effort: str
-    n_seeds: int
-    runs: list[StepRun]
-
-
-def run(study: Study) -> StepRecord:
-    return StepRecord(study="step", effort=study.effort.name, n_seeds=1, runs=done(study, [StepJob()]))
+def run(study: Study) -> Record:
+    return study.record("step", [StepJob()])
 
 
 class Step(nn.Module):
@@ -117,7 +98,8 @@ class StepJob:
     def made_with(self) -> str:
         return f"{X} | {Y} | prior 1 | {N_GRID} | {N_SAMPLES} samples"
 
-    def run(self) -> StepRun:
+    def run(self) -> Record:
+        """p(y = 1 | x) by every method; `negative`: the posterior probability of w < 0, exact and by Laplace."""
         model, exact = trained(), Exact.of()
         posterior = lw.fit(model, data(), "binary", structure="full", prior=1.0, progress=False)
         grid = torch.linspace(-4, 4, 161, dtype=torch.float64)[:, None]
@@ -127,7 +109,7 @@ class StepJob:
         laplace = torch.distributions.Normal(mean, variance.sqrt())
         marginal = exact.probability.sum(1) / (w[1] - w[0])
         near = (w >= -1.5) & (w <= 3.5)
-        return StepRun(
+        return Record(
             x=_list(grid),
             curves=predictions(model, posterior, exact, grid),
             at=list(SHOWN),
@@ -154,3 +136,20 @@ def predictions(model: nn.Module, posterior: lw.Posterior, exact: Exact, x: Tens
 
 def _list(values: Tensor) -> list[float]:
     return [round(v, 6) for v in values.detach().double().flatten().tolist()]
+
+
+def claims(record: Record) -> list[Claim]:
+    run = record["runs"][0]
+    last, at = {method: values[-1] for method, values in run["values"].items()}, f"(at x = {SHOWN[-1]:g})"
+    exact, negative, evidence = f"exact {last['exact']:.3f}", run["negative"], run["log_evidence"]
+    return [
+        Claim(f"sampled weights saturate below the exact predictive {at}", "below", f"{last['BNN']:.3f}; {exact}",
+              last["BNN"] < last["exact"] - 0.05),
+        Claim("GLM does not", "as exact", f"{last['GLM']:.3f}; {exact}", abs(last["GLM"] - last["exact"]) < 0.01),
+        Claim("the Gaussian gives mass to slopes of the wrong sign", "some",
+              f"{negative['Laplace']:.0%}; exact {negative['exact']:.2%}",
+              negative["Laplace"] > 0.05 > negative["exact"]),
+        Claim("log evidence, exact and by Laplace", "-1.5802 and -1.4187",
+              f"{evidence['exact']:.4f} and {evidence['Laplace']:.4f}",
+              abs(evidence["exact"] + 1.5802) < 1e-3 and abs(evidence["Laplace"] + 1.4187) < 1e-3),
+    ]  # fmt: skip

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypedDict
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,11 +17,13 @@ from torch import Tensor, nn
 
 import lapwing as lw
 from lapwing import metrics
-from lapwing_studies.reproduce.architectures import mlp, seeded
-from lapwing_studies.reproduce.batchnorm import GRID, NOISE_STD, PLACES, Band, curve
+from lapwing_studies.reproduce.architectures import mlp
+from lapwing_studies.reproduce.batchnorm import GRID, NOISE_STD, PLACES, curve
+from lapwing_studies.reproduce.claims import Claim, above, below
+from lapwing_studies.reproduce.means import mean_of, where
 from lapwing_studies.reproduce.parts import Parts, Scaling, Split
-from lapwing_studies.reproduce.study import Study, done
-from lapwing_studies.reproduce.training import Recipe, train
+from lapwing_studies.reproduce.study import Record, Study
+from lapwing_studies.reproduce.training import Recipe
 
 N_PER_PLACE = 334
 WIDTHS = (1, 50, 50, 1)
@@ -31,42 +34,8 @@ N_RANDOM = 5  # draws of random weights, whose standard deviations are averaged
 RECIPE = Recipe(n_epochs=300, learning_rate=1e-2)
 
 
-class SubnetworkRow(TypedDict):
-    """`gap_std` and `data_std`: the mean epistemic standard deviation there, in units of the target's."""
-
-    method: str
-    k: int
-    gap_std: float
-    data_std: float
-    nll_gap: float
-    band: Band
-
-
-class SubnetworkRun(TypedDict):
-    seed: int
-    weights: int
-    precision: float
-    noise_std: float
-    n_train: int
-    train_x: list[float]
-    train_y: list[float]
-    grid: list[float]
-    truth: list[float]
-    rows: list[SubnetworkRow]
-
-
-class SubnetworkRecord(TypedDict):
-    study: str
-    effort: str
-    n_seeds: int
-    runs: list[SubnetworkRun]
-
-
-def run(study: Study) -> SubnetworkRecord:
-    jobs = [SubnetworkJob(seed, study) for seed in study.seeds]
-    return SubnetworkRecord(
-        study="subnetwork-1d", effort=study.effort.name, n_seeds=study.n_seeds, runs=done(study, jobs)
-    )
+def run(study: Study) -> Record:
+    return study.record("subnetwork-1d", [SubnetworkJob(seed, study) for seed in study.seeds])
 
 
 def data() -> tuple[Split, Split]:
@@ -123,20 +92,16 @@ class SubnetworkJob:
         return Split(self.scale_x(self.raw.x), self.scale_y(self.raw.y))
 
     def trained(self) -> nn.Module:
-        model = seeded(lambda: mlp(WIDTHS, nn.ReLU), seed=self.seed)
-        if not self.study.store.load_weights(self.name, self.made_with, model):
-            parts = Parts(self.split, self.split, self.split, self.split.x[:0], "none")
-            train(model, parts, nn.functional.mse_loss, self.recipe, seed=self.seed)
-            self.study.store.keep_weights(self.name, self.made_with, model)
-        return model.eval()
+        parts, loss = Parts(self.split, self.split, self.split, self.split.x[:0], "none"), nn.functional.mse_loss
+        return self.study.network(self, lambda: mlp(WIDTHS, nn.ReLU), parts, self.recipe, loss)
 
-    def run(self) -> SubnetworkRun:
+    def run(self) -> Record:
         model, grid = self.trained(), torch.linspace(*GRID, 281)[:, None]
         tuned = lw.tune(self._fit(model, "regression", params="all", structure="full"), groups="one")
         likelihood: Any = tuned.likelihood
         precision, noise = float(tuned.prior.precisions[0].detach()), float(likelihood.noise_std.detach()[0])
         rows = [self._row(method, k, some, grid) for method, k, some in self._posteriors(model, precision, noise)]
-        return SubnetworkRun(
+        return Record(
             seed=self.seed,
             weights=N_WEIGHTS,
             precision=precision,
@@ -174,7 +139,8 @@ class SubnetworkJob:
     def _fit(self, model: nn.Module, likelihood: Any, **options: Any) -> lw.Posterior:
         return lw.fit(model, (self.split.x, self.split.y), likelihood, progress=False, **options)
 
-    def _row(self, method: str, k: int, posteriors: list[lw.Posterior], grid: Tensor) -> SubnetworkRow:
+    def _row(self, method: str, k: int, posteriors: list[lw.Posterior], grid: Tensor) -> Record:
+        """`gap_std` and `data_std`: the mean epistemic standard deviation there, in units of the target's."""
         x, inside = grid[:, 0], (grid[:, 0] >= PLACES[0][0]) & (grid[:, 0] <= PLACES[-1][1])
         seen = torch.stack([(x >= low) & (x <= high) for low, high in PLACES]).any(0)
         predictions: list[Any] = [p.predict(self.scale_x(grid)) for p in posteriors]
@@ -182,7 +148,7 @@ class SubnetworkJob:
         truth = self.scale_y(curve(grid))
         log_prob = torch.stack([p.log_prob(truth).detach().flatten() for p in predictions]).mean(0)
         gap = inside & ~seen
-        return SubnetworkRow(
+        return Record(
             method=method,
             k=k,
             gap_std=float(std[gap].mean()),
@@ -191,10 +157,43 @@ class SubnetworkJob:
             band=self._band(predictions[0]),
         )
 
-    def _band(self, p: Any) -> Band:
+    def _band(self, p: Any) -> Record:
         scale = self.scale_y
-        return Band(mean=_list(p.mean * scale.std + scale.mean), std=_list(p.std * scale.std))
+        return Record(mean=_list(p.mean * scale.std + scale.mean), std=_list(p.std * scale.std))
 
 
 def _list(values: Tensor) -> list[float]:
     return [round(v, 5) for v in values.detach().double().flatten().tolist()]
+
+
+def rows_of(record: Record, method: str, k: int) -> list[Record]:
+    """By seed."""
+    return [row for run in record["runs"] for row in where(run["rows"], method=method, k=k)]
+
+
+def kept(record: Record, method: str, k: int) -> list[float]:
+    """Standard deviation in the gaps relative to that of the full posterior, by seed."""
+    pairs = zip(rows_of(record, method, k), rows_of(record, "all weights", N_WEIGHTS), strict=True)
+    return [row["gap_std"] / full["gap_std"] for row, full in pairs]
+
+
+def ratio(record: Record, method: str) -> float:
+    """Standard deviation in the gaps relative to that on the data."""
+    rows = rows_of(record, method, N_WEIGHTS)
+    return mean_of(rows, "gap_std") / mean_of(rows, "data_std")
+
+
+def claims(record: Record) -> list[Claim]:
+    half = fmean(kept(record, "swag", SIZES[-1]))
+    swag, random = ([fmean(kept(record, score, k)) for k in SIZES[:2]] for score in ("swag", "random"))
+    ratios = [ratio(record, method) for method in ("diagonal", "all weights")]
+    shown = [" and ".join(f"{v:.0%}" for v in values) for values in (swag, random)]
+    last = fmean(kept(record, "last layer", WIDTHS[-2]))
+    return [
+        Claim("half of the weights keep nearly all uncertainty in the gaps", "≥ 80%", f"{half:.0%}", half >= 0.8),
+        Claim("largest variances (SWAG) keep more than random weights at 1% and 3%", "more", " against ".join(shown),
+              all(a > b for a, b in zip(swag, random, strict=True))),
+        below("a diagonal posterior does not show the gaps (ratio of standard deviations, gaps to data)", *ratios,
+              wanted="smaller than full", shown="{:.2f}"),
+        above("3% of the weights keep more than the last layer", swag[1], last, wanted="more", shown="{:.0%}"),
+    ]  # fmt: skip

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 
-from lapwing_studies.reproduce.battery import METHODS, BatteryRecord, Run
+from lapwing_studies.reproduce.battery import METHODS
 from lapwing_studies.reproduce.claims import Claim
+from lapwing_studies.reproduce.means import grouped
+from lapwing_studies.reproduce.study import Record
 
 MAP, TEMPERATURE, EVIDENCE, BOTH = METHODS
 
@@ -18,18 +20,13 @@ class Line:
     """One task, averaged over its seeds."""
 
     task: str
-    runs: tuple[Run, ...]
+    runs: tuple[Record, ...]
 
     def mean(self, method: str, key: str) -> float:
         return fmean(self.values(method, key))
 
-    def spread(self, method: str, key: str) -> float:
-        """Standard error over seeds; zero for one seed."""
-        values = self.values(method, key)
-        return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
-
     def values(self, method: str, key: str) -> list[float]:
-        return [float(s[key]) for run in self.runs for s in run["scores"] if s["method"] == method]  # type: ignore[literal-required]
+        return [float(s[key]) for run in self.runs for s in run["scores"] if s["method"] == method]
 
     def gain(self, over: str, method: str) -> float:
         """Nats per point that `method` gains over the method `over`."""
@@ -47,12 +44,11 @@ class Line:
         return all(any("evidence" in words for words in run["concerns"]) for run in worse)
 
 
-def lines(record: BatteryRecord) -> list[Line]:
-    names = dict.fromkeys(run["task"] for run in record["runs"])
-    return [Line(name, tuple(run for run in record["runs"] if run["task"] == name)) for name in names]
+def lines(record: Record) -> list[Line]:
+    return [Line(name, tuple(runs)) for name, runs in grouped(record["runs"], "task").items()]
 
 
-def claims(record: BatteryRecord) -> list[Claim]:
+def claims(record: Record) -> list[Claim]:
     """The claims about default arguments.
 
     Counts out of twelve tasks are scaled to the number of tasks that were run.

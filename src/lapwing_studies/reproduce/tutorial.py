@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,39 +17,32 @@ from torch import Tensor, nn
 
 import lapwing as lw
 from lapwing_studies.reproduce.claims import Claim
-from lapwing_studies.reproduce.study import Study, done
-from lapwing_studies.reproduce.tutorial_networks import Panel, listed, minimise, mode_panel, network_panel, scale_panel
+from lapwing_studies.reproduce.study import Record, Study
+from lapwing_studies.reproduce.tutorial_networks import listed, minimise, mode_panel, network_panel, scale_panel
 
 LOGISTIC_X = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0, 3.0)
 LOGISTIC_Y = (0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0)
 
 
-class TutorialRecord(TypedDict):
-    study: str
-    effort: str
-    n_seeds: int
-    runs: list[Panel]
-
-
-def run(study: Study) -> TutorialRecord:
+def run(study: Study) -> Record:
     toy = study.effort.name == "toy"
     network = Job("network", lambda: network_panel(2 if toy else 30, 1 if toy else 2), study.effort.name)
     jobs = [Job("density", density_panel), Job("logistic", logistic_panel), network, Job("scale", scale_panel),
             Job("mode", mode_panel)]  # fmt: skip
-    return TutorialRecord(study="tutorial", effort=study.effort.name, n_seeds=1, runs=done(study, jobs))
+    return study.record("tutorial", jobs)
 
 
 @dataclass(frozen=True)
 class Job:
     name: str
-    work: Callable[[], Panel]
+    work: Callable[[], Record]
     made_with: str = "v1"
 
-    def run(self) -> Panel:
+    def run(self) -> Record:
         return self.work()
 
 
-def density_panel() -> Panel:
+def density_panel() -> Record:
     """f(w) = exp(−w²/2) σ(20 w + 4): skewed, so that the mode is far from the mean though the variance is close."""
     w = torch.linspace(-10, 10, 200_001, dtype=torch.float64)
     mode = torch.zeros(1, dtype=torch.float64)
@@ -66,14 +59,14 @@ def density_panel() -> Panel:
     curves = {"exact": listed(_log_f(shown).exp() / z), "Laplace": listed(laplace.log_prob(shown).exp())}
     values = {"mode": float(mode), "a": float(a), "log Z": math.log(z), "mean": mean, "variance": var}
     values["log Z Laplace"] = float(_log_f(mode)) + 0.5 * math.log(2 * math.pi / float(a))
-    return Panel(name="density", x_label="w", x=listed(shown), curves=curves, values=values)
+    return Record(name="density", x_label="w", x=listed(shown), curves=curves, values=values)
 
 
 def _log_f(w: Tensor) -> Tensor:
     return -0.5 * w.square() + nn.functional.logsigmoid(20 * w + 4)
 
 
-def logistic_panel(alpha: float = 1.0) -> Panel:
+def logistic_panel(alpha: float = 1.0) -> Record:
     """p(y = 1 | x) of a logistic regression: exact by 160 × 160 Gauss–Hermite nodes over the prior N(0, I/α)."""
     x, y = (torch.tensor(v, dtype=torch.float64)[:, None] for v in (LOGISTIC_X, LOGISTIC_Y))
     model = nn.Linear(1, 1).double()
@@ -91,7 +84,7 @@ def logistic_panel(alpha: float = 1.0) -> Panel:
     values |= {"MAP w": listed(model.weight)[0], "MAP b": listed(model.bias)[0]}
     values |= {f"{name} at {at:g}": listed(c)[k] for name, c in curves.items() for k, at in ((-2, 1.5), (-1, -6.0))}
     found = {name: listed(curve)[:-2] for name, curve in curves.items()}
-    return Panel(name="logistic", x_label="x", x=listed(shown)[:-2], curves=found, values=values)
+    return Record(name="logistic", x_label="x", x=listed(shown)[:-2], curves=found, values=values)
 
 
 def _at_mode(model: nn.Module, x: Tensor, y: Tensor, alpha: float) -> lw.Posterior:
@@ -114,7 +107,7 @@ def _over_the_prior(x: Tensor, y: Tensor, alpha: float) -> tuple[Tensor, Tensor,
     return weights, (log_joint - total).exp(), float(total)
 
 
-def claims(record: TutorialRecord) -> list[Claim]:
+def claims(record: Record) -> list[Claim]:
     """The sentences that go with the pictures; the numbers wanted are the worked values of the tutorial's examples."""
     at = {panel["name"]: panel["values"] for panel in record["runs"]}
     one, two, net, scale, mode = (at[name] for name in ("density", "logistic", "network", "scale", "mode"))

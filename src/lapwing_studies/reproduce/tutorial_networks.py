@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 import lapwing as lw
+from lapwing_studies.reproduce.study import Record
 
 HIDDEN = 6
 
 
-class Panel(TypedDict):
-    """Curves over x by name; a band is the pair of curves "name −" and "name +"."""
-
-    name: str
-    x_label: str
-    x: list[float]
-    curves: dict[str, list[float]]
-    values: dict[str, float]
-
-
-def network_panel(rounds: int = 30, restarts: int = 2) -> Panel:
+def network_panel(rounds: int = 30, restarts: int = 2) -> Record:
     """The evidence framework on 41 points of a noisy sine; its band linearised, and by sampled weights."""
     x = torch.linspace(-1, 1, 41, dtype=torch.float64)[:, None]
     y = torch.sin(2 * torch.pi * x) + 0.1 * torch.from_numpy(np.random.default_rng(0).normal(size=41))[:, None]
@@ -49,7 +40,7 @@ def network_panel(rounds: int = 30, restarts: int = 2) -> Panel:
         "NLL linearised": -float(posterior.predict(x).log_prob(y).mean()),
         "NLL sampled": -float(at_data.log_prob(y).mean()),
     }
-    return Panel(name="network", x_label="x", x=listed(shown), curves=curves, values=values)
+    return Record(name="network", x_label="x", x=listed(shown), curves=curves, values=values)
 
 
 def by_evidence(x: Tensor, y: Tensor, rounds: int, seed: int, hidden: int = HIDDEN) -> lw.Posterior:
@@ -75,7 +66,7 @@ def by_evidence(x: Tensor, y: Tensor, rounds: int, seed: int, hidden: int = HIDD
     return posterior
 
 
-def scale_panel() -> Panel:
+def scale_panel() -> Record:
     """Loss plus penalty along k (W, b), in front of a LayerNorm (the loss does not change) and without one."""
     x, y = _waves()
     scales = torch.linspace(0.2, 3, 113, dtype=torch.float64)
@@ -96,10 +87,10 @@ def scale_panel() -> Panel:
         curves[name], best = listed(torch.stack(found)), int(torch.stack(found).argmin())
         values |= {f"lowest at, {name}": float(scales[best])}
         values |= {f"spread of the loss, {name}": float(torch.stack(data).max() - torch.stack(data).min())}
-    return Panel(name="scale", x_label="scale of the group", x=listed(scales), curves=curves, values=values)
+    return Record(name="scale", x_label="scale of the group", x=listed(scales), curves=curves, values=values)
 
 
-def mode_panel() -> Panel:
+def mode_panel() -> Record:
     """log evidence against the prior precision: at the trained weights, and at the mode of the linear model.
 
     The second is exact for the linear model: log N(y; f − J θ*, J Jᵀ/δ + s² I).
@@ -121,7 +112,7 @@ def mode_panel() -> Panel:
     trained = torch.stack([posterior.with_prior(float(d)).log_evidence().detach() for d in deltas])
     best = {"linear mode": float(deltas[linear.argmax()]), "trained weights": float(deltas[trained.argmax()])}
     curves = {"linear mode": listed(linear), "trained weights": listed(trained)}
-    return Panel(name="mode", x_label="log10 prior precision", x=listed(deltas.log10()), curves=curves, values=best)
+    return Record(name="mode", x_label="log10 prior precision", x=listed(deltas.log10()), curves=curves, values=best)
 
 
 def _waves() -> tuple[Tensor, Tensor]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 
 from lapwing_studies.reproduce.parts import Scaling, Split, shuffled
-from lapwing_studies.reproduce.study import Study, done, timed
-from lapwing_studies.reproduce.uci_regression_methods import RATE, RATIOS, WIDTH, Score, Task
+from lapwing_studies.reproduce.study import Record, Study, timed
+from lapwing_studies.reproduce.uci_regression_methods import RATE, RATIOS, WIDTH, Task
 
 SMALL = ("yacht", "boston", "energy", "concrete", "wine")
 LARGE = ("kin8nm", "power", "naval")
@@ -29,28 +29,8 @@ LINEARISED = ("full", "kron", "diag")
 LINEAR, SAMPLED, MEAN_FIELD = "linearised full", "sampled", "mean field"
 
 
-class RegressionRun(TypedDict):
-    name: str
-    kind: str
-    split: int
-    seconds: float
-    scores: list[Score]
-
-
-class UciRegressionRecord(TypedDict):
-    study: str
-    effort: str
-    n_splits: int
-    steps: int
-    runs: list[RegressionRun]
-
-
-def run(study: Study) -> UciRegressionRecord:
-    effort = study.effort.name
-    runs = done(study, jobs(study))
-    return UciRegressionRecord(
-        study="uci-regression", effort=effort, n_splits=study.n_seeds, steps=STEPS[effort], runs=runs
-    )
+def run(study: Study) -> Record:
+    return study.record("uci-regression", jobs(study), steps=STEPS[study.effort.name])
 
 
 def jobs(study: Study) -> list[SplitJob]:
@@ -111,11 +91,11 @@ class SplitJob:
         learnt = Split(scale(x[rows]).float(), scale_y(y[rows]))
         return Task(learnt, Split(scale(x[others]).float(), scale_y(y[others])), float(scale_y.std), self.number)
 
-    def run(self) -> RegressionRun:
+    def run(self) -> Record:
         scores, seconds = timed(self.scores)
-        return RegressionRun(name=self.set_name, kind=self.kind, split=self.number, seconds=seconds, scores=scores)
+        return Record(name=self.set_name, kind=self.kind, split=self.number, seconds=seconds, scores=scores)
 
-    def scores(self) -> list[Score]:
+    def scores(self) -> list[Record]:
         task = self.task
         (model, noise), (partial, _) = task.trained(self.steps)
         found = [task.plain(model, noise, "evidence"), task.plain(model, task.held_out_noise(partial), "validation")]

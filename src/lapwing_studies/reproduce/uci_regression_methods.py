@@ -6,7 +6,7 @@ import math
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,19 +14,11 @@ from torch import Tensor, nn
 import lapwing as lw
 from lapwing_studies.reproduce.architectures import mlp, seeded
 from lapwing_studies.reproduce.parts import Split
+from lapwing_studies.reproduce.study import Record
 
 MAP = "MAP"
 WIDTH, RATE, SHARE = 50, 1e-2, 0.15  # hidden units, learning rate, share of validation rows
 RATIOS = tuple(10 ** (-3 + k / 2) for k in range(13))  # λ = δ σ², of the validation grid
-
-
-class Score(TypedDict):
-    """RMSE and log likelihood per point, in the units of the target."""
-
-    method: str
-    by: str
-    rmse: float
-    ll: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +72,7 @@ class Task:
         with torch.no_grad():
             return float((self.held_out.y - partial(self.held_out.x)).square().mean().sqrt())
 
-    def plain(self, model: nn.Module, noise: float, by: str) -> Score:
+    def plain(self, model: nn.Module, noise: float, by: str) -> Record:
         with torch.no_grad():
             mean = model(self.test.x)
         log_prob = torch.distributions.Normal(mean.double(), noise).log_prob(self.test.y.double())
@@ -131,13 +123,13 @@ class Task:
         )
         return found.posterior
 
-    def scored(self, method: str, by: str, posterior: lw.Posterior, **options: Any) -> Score:
+    def scored(self, method: str, by: str, posterior: lw.Posterior, **options: Any) -> Record:
         predicted = posterior.predict(self.test.x, generator=torch.Generator().manual_seed(0), **options)
         return self._score(method, by, predicted.mean.detach(), predicted.log_prob(self.test.y).detach())
 
-    def _score(self, method: str, by: str, mean: Tensor, log_prob: Tensor) -> Score:
+    def _score(self, method: str, by: str, mean: Tensor, log_prob: Tensor) -> Record:
         rmse = float((mean - self.test.y).double().square().mean().sqrt()) * self.spread
-        return Score(method=method, by=by, rmse=rmse, ll=float(log_prob.double().mean()) - math.log(self.spread))
+        return Record(method=method, by=by, rmse=rmse, ll=float(log_prob.double().mean()) - math.log(self.spread))
 
 
 def _fitted(model: nn.Module, rows: Split, structure: str, noise: float, precision: float) -> lw.Posterior:

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
-from statistics import fmean
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +18,8 @@ from torch.optim.lr_scheduler import MultiStepLR
 import lapwing as lw
 from lapwing import metrics
 from lapwing_studies.reproduce import sources
-from lapwing_studies.reproduce.claims import Claim
-from lapwing_studies.reproduce.effort import Effort
 from lapwing_studies.reproduce.parts import Parts, Split
-from lapwing_studies.reproduce.study import Study, done
+from lapwing_studies.reproduce.study import Record, Study
 from lapwing_studies.reproduce.variational_networks import preact_resnet18, small_cnn
 
 BETAS = (0.01, 0.03, 0.1, 0.3, 1.0)
@@ -53,45 +49,9 @@ TIERS = {
 }
 
 
-class Scores(TypedDict):
-    nll: float
-    accuracy: float
-    ece: float
-
-
-class VariationalRun(TypedDict):
-    """`scores` and `held_out` by way of predicting: "mean", and "draws" where there are any."""
-
-    data: str
-    method: str
-    beta: float
-    multiplier: float
-    seed: int
-    scores: dict[str, Scores]
-    held_out: dict[str, Scores]
-    elbo: float | None
-    seconds: float
-    reverted: float | None
-    unmoved: float | None
-    log_ratio: dict[str, list[float]]
-
-
-class VariationalRecord(TypedDict):
-    study: str
-    effort: str
-    n_seeds: int
-    data: list[str]
-    n_train: int
-    epochs: int
-    betas: list[float]
-    multipliers: list[float]
-    runs: list[VariationalRun]
-
-
-def run(study: Study) -> VariationalRecord:
+def run(study: Study) -> Record:
     tier = TIERS[study.effort.name]
-    names = [name for name in tier.sets if name == "cifar10" or study.folder.holds(name)]
-    names = [n for n in names if n != "cifar10" or study.folder.holds("cifar10_train_a")] or ["digits"]
+    names = [name for name in tier.sets if sources.there(name, study.folder)] or ["digits"]
     jobs = [
         TrainJob(study, tier, name, method, beta, 10.0, seed)
         for name in names
@@ -105,17 +65,8 @@ def run(study: Study) -> VariationalRecord:
         if multiplier != 10.0
         for method in ("VI", "VL")
     ]
-    return VariationalRecord(
-        study="variational-laplace",
-        effort=study.effort.name,
-        n_seeds=study.n_seeds,
-        data=names,
-        n_train=tier.n_train,
-        epochs=tier.epochs,
-        betas=list(BETAS),
-        multipliers=list(MULTIPLIERS),
-        runs=done(study, jobs),
-    )
+    facts = Record(data=names, n_train=tier.n_train, epochs=tier.epochs)
+    return study.record("variational-laplace", jobs, **facts, betas=list(BETAS), multipliers=list(MULTIPLIERS))
 
 
 @dataclass(frozen=True)
@@ -139,13 +90,14 @@ class TrainJob:
         t = self.tier
         return f"{t.n_train} {t.n_test} {t.epochs} {t.batch} {t.lr} {t.drops} {t.network.__name__} v1"
 
-    def run(self) -> VariationalRun:
+    def run(self) -> Record:
+        """`scores` and `held_out` by way of predicting: "mean", and "draws" where there are any."""
         parts = data_of(self.data, self.study, self.tier, self.seed)
         run, seconds = self._trained(parts)
         posterior = run.posterior
         elbo = None if posterior.trained is None else posterior.trained.elbo
         trained = posterior.trained if self.method != "MAP" else None
-        return VariationalRun(
+        return Record(
             data=self.data,
             method=self.method,
             beta=self.beta,
@@ -186,16 +138,16 @@ class TrainJob:
         )
         return run, sum(record.seconds for record in run.history) / len(run.history)
 
-    def _scores(self, posterior: lw.Posterior, split: Split) -> dict[str, Scores]:
+    def _scores(self, posterior: lw.Posterior, split: Split) -> dict[str, Record]:
         found = {"mean": scored(posterior.predict(split.x, predictive="mean").probs, split.y)}
         if self.method == "VI":
             found["draws"] = scored(posterior.predict(split.x, predictive="bnn", n_samples=10).probs, split.y)
         return found
 
 
-def scored(probs: Tensor, y: Tensor) -> Scores:
+def scored(probs: Tensor, y: Tensor) -> Record:
     picked = probs.double().gather(-1, y[:, None]).clamp(min=1e-12)
-    return Scores(
+    return Record(
         nll=-float(picked.log().mean()), accuracy=metrics.accuracy(probs, y), ece=metrics.ece(probs, y, n_bins=10)
     )
 
@@ -213,76 +165,9 @@ def log_ratios(posterior: lw.Posterior) -> dict[str, list[float]]:
 
 def data_of(name: str, study: Study, tier: Tier, seed: int) -> Parts:
     """Pixels standardised by the training images. Without a folder, scikit-learn's digits."""
-    effort = Effort(study.effort.name, tier.n_train, tier.n_test, tier.epochs, study.n_seeds)
-    if name == "digits":
-        parts = sources.digits(study.folder, seed, effort)
-    elif name == "cifar10":
-        parts = sources.colour_images(study.folder, seed, effort)
-    else:
-        parts = sources.grey_images(name, "mnist", study.folder, seed, effort)
+    parts = sources.images(name, study.folder, seed, tier.n_train, tier.n_test)
     mean, std = parts.train.x.mean(), parts.train.x.std()
     train, validation, test = (
         Split((part.x - mean) / std, part.y) for part in (parts.train, parts.validation, parts.test)
     )
     return Parts(train, validation, test, parts.outside, parts.outside_is)
-
-
-# --- what the paper claims ---------------------------------------------------------------------------------------
-
-# Way of predicting → method, and how its predictions are made.
-WAYS = {"MAP": ("MAP", "mean"), "VI mean": ("VI", "mean"), "VI 10 draws": ("VI", "draws"), "VL": ("VL", "mean")}
-
-
-def claims(record: VariationalRecord) -> list[Claim]:
-    """Of the first data set, each at the β of its best held-out NLL; means over seeds."""
-    data = record["data"][0]
-    ours, plain = chosen(record, data, "VL")[1], chosen(record, data, "MAP")[1]
-    elbos = [
-        runs_of(record, data, "VI", beta=1.0, multiplier=m)[0]["elbo"] or 0.0 for m in sorted(record["multipliers"])
-    ]
-    seconds = {m: fmean(run["seconds"] for run in runs_of(record, data, m)) for m in ("MAP", "VL")}
-    return [
-        Claim(
-            "Variational Laplace has a lower NLL than MAP", "lower",
-            f"{ours['nll']:.3f} against {plain['nll']:.3f}", ours["nll"] < plain["nll"],
-        ),
-        Claim(
-            "Variational Laplace has a lower ECE than MAP", "lower",
-            f"{ours['ece']:.3f} against {plain['ece']:.3f}", ours["ece"] < plain["ece"],
-        ),
-        Claim(
-            "its accuracy is at most half a point below MAP's", "≥ −0.5 points",
-            f"{ours['accuracy']:.1%} against {plain['accuracy']:.1%}", ours["accuracy"] >= plain["accuracy"] - 0.005,
-        ),
-        Claim(
-            "a larger learning rate of the variances raises the ELBO of mean-field inference", "rises",
-            ", ".join(f"{v:,.0f}" for v in elbos), all(a < b for a, b in pairwise(elbos)),
-        ),
-        Claim(
-            "an epoch takes less than three times that of MAP", "2.75",
-            f"{seconds['VL'] / seconds['MAP']:.2f}", seconds["VL"] < 3 * seconds["MAP"],
-        ),
-    ]  # fmt: skip
-
-
-def runs_of(
-    record: VariationalRecord, data: str, method: str, *, beta: float | None = None, multiplier: float = 10.0
-) -> list[VariationalRun]:
-    return [
-        run
-        for run in record["runs"]
-        if (run["data"], run["method"], run["multiplier"]) == (data, method, multiplier)
-        and (beta is None or run["beta"] == beta)
-    ]
-
-
-def chosen(record: VariationalRecord, data: str, way: str) -> tuple[float, Scores]:
-    """The β with the best held-out NLL, and the mean scores there."""
-    method, kind = WAYS[way]
-
-    def held_out(beta: float) -> float:
-        return fmean(run["held_out"][kind]["nll"] for run in runs_of(record, data, method, beta=beta))
-
-    beta = min(record["betas"], key=held_out)
-    found = [run["scores"][kind] for run in runs_of(record, data, method, beta=beta)]
-    return beta, {key: fmean(scores[key] for scores in found) for key in ("nll", "accuracy", "ece")}  # type: ignore

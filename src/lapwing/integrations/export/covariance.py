@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lapwing.errors import StructureError
-from lapwing.operators import BlockDiagonalPrecision, DiagonalPrecision, Precision, RotatedPrecision
+from lapwing.operators import BlockDiagonalPrecision, DiagonalPrecision, Precision, RotatedPrecision, axes
 
 MOST_DENSE = 20_000  # parameters whose covariance is written into the file
 
@@ -65,19 +65,20 @@ class Rotated(Part):
         U_B, U_A = P.basis.at(torch.float64)
         if len(U_B) != 1:
             raise StructureError("export: grouped convolutions are not written out.")
-        self.register_buffer("U_B", U_B[0].to(dtype))
-        self.register_buffer("U_A", U_A[0].to(dtype))
-        self.register_buffer("inverse", P.E[0].double().reciprocal().to(dtype))
+        self.register_buffer("U_B", U_B.to(dtype))
+        self.register_buffer("U_A", U_A.to(dtype))
+        self.register_buffer("inverse", P.basis.spread(P.E.double().reciprocal())[0].to(dtype))
 
     def forward(self, rows: Tensor) -> Tensor:
-        turned = (self.U_B.mT @ rows @ self.U_A) * self.inverse.sqrt()
+        left = axes.along(rows.mT[:, :, None], self.U_B).mT
+        turned = axes.along(left, self.U_A)[:, :, 0] * self.inverse.sqrt()
         flat = turned.flatten(2)
         return flat @ flat.mT
 
     def of_factors(self, g: Tensor, a: Tensor) -> Tensor:
         """Gradients (B, K, o) and inputs (B, i)."""
-        turned = g @ self.U_B
-        weights = (a @ self.U_A).square() @ self.inverse.mT
+        turned = axes.along(g[:, None], self.U_B)[:, 0]
+        weights = axes.along(a[:, None, None], self.U_A)[:, 0, 0].square() @ self.inverse.mT
         return (turned * weights[:, None]) @ turned.mT
 
 

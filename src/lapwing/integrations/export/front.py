@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lapwing.errors import InputError, InputTypeError, NumericalError
+from lapwing.errors import InputError, InputTypeError, NumericalError, StructureError
 from lapwing.integrations.export.network import OutputGaussian
 from lapwing.integrations.export.predictive import predictive
 from lapwing.integrations.extras import needed
@@ -24,8 +24,8 @@ def export(posterior: Posterior, path: str | os.PathLike[str], example: Tensor) 
 
     Targets: (mean, variance), noise included. Classes: (probabilities, epistemic), averaged over the same 1,000
     quasi-random draws as `posterior.predict`; of one logit as by `link="mc"`. The batch is dynamic. For the last layer
-    of any body, and for full, block, Kronecker and diagonal posteriors of feed-forward and convolutional networks in
-    nn.Sequential. Before the file is there, its answers at `example` are compared with the posterior's own.
+    of any body, and for full, block, Kronecker and diagonal posteriors of feed-forward and convolutional networks,
+    residual ones included. Before the file is there, its answers at `example` are compared with the posterior's own.
     """
     if not isinstance(posterior, Posterior):
         raise InputTypeError(f"export: expected a Posterior from lw.fit, got {type(posterior).__name__}.")
@@ -41,29 +41,28 @@ def export(posterior: Posterior, path: str | os.PathLike[str], example: Tensor) 
     with posterior.linearised.network.borrowed() as network:
         network(posterior.given(x), {})  # its tensors are in the modules then
         model = _as_module(deepcopy(network.model).eval())
-    program = predictive(OutputGaussian(posterior, model, dtype), posterior, dtype).eval()
+    program = predictive(OutputGaussian(posterior, model, x, dtype), posterior, dtype).eval()
     _check(posterior, program, x)
     batch = {0: torch.export.Dim("batch", min=1)}
     with torch.no_grad():
+        try:
+            exported = torch.export.export(program, (x,), dynamic_shapes=(batch,))
+        except Exception as error:  # whatever of the user's forward torch.export does not know
+            raise StructureError(
+                "export: torch.export cannot follow this network with a batch of any size, so nothing was written. "
+                f"It says: {str(error).strip().splitlines()[0]}"
+            ) from error
         if path.suffix == ".pt2":
-            torch.export.save(torch.export.export(program, (x,), dynamic_shapes=(batch,)), path)
+            torch.export.save(exported, path)
         else:
-            _to_onnx(program, x, path, batch)
+            _to_onnx(exported, program.names, path)
     return path
 
 
-def _to_onnx(program: Any, x: Tensor, path: Path, batch: Any) -> None:
-    torch.onnx.export(
-        program,
-        (x,),
-        str(path),
-        input_names=["x"],
-        output_names=list(program.names),
-        dynamic_shapes=(batch,),
-        dynamo=True,
-        external_data=False,
-        verbose=False,
-    )
+def _to_onnx(exported: Any, names: tuple[str, ...], path: Path) -> None:
+    program = torch.onnx.export(exported, input_names=["x"], output_names=list(names), dynamo=True, verbose=False)
+    assert program is not None
+    program.save(str(path), external_data=False)
 
 
 def _placed(posterior: Posterior, example: Any) -> Tensor:

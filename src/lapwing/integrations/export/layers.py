@@ -33,6 +33,16 @@ class Same(Layer):
 
 
 @dataclass(frozen=True)
+class Scaled(Layer):
+    """A number times x, plus a number."""
+
+    factor: float
+
+    def back(self, g: Tensor, x: Tensor) -> Tensor:
+        return g * self.factor
+
+
+@dataclass(frozen=True)
 class Elementwise(Layer):
     derivative: Callable[[Tensor], Tensor]
 
@@ -42,7 +52,7 @@ class Elementwise(Layer):
 
 @dataclass(frozen=True)
 class Reshaped(Layer):
-    """Flatten."""
+    """Flatten, and other shapes of the same entries."""
 
     def back(self, g: Tensor, x: Tensor) -> Tensor:
         return g.reshape(*g.shape[:2], *x.shape[1:])
@@ -102,6 +112,7 @@ class AveragePool(Layer):
     def back(self, g: Tensor, x: Tensor) -> Tensor:
         height, width = x.shape[2:]
         if self.size is None:
+            g = g.reshape(*g.shape[:3], 1, 1)
             return (g / (height * width)).expand(*g.shape[:3], height, width)
         n = self.size
         image = (g / (n * n)).repeat_interleave(n, 3).repeat_interleave(n, 4)
@@ -201,7 +212,7 @@ def _one(size: object) -> int:
 
 def _refused(path: str, module: nn.Module) -> StructureError:
     return StructureError(
-        f"export: module '{path}' ({module}) is none whose derivative export writes out: linear layers, plain "
-        "convolutions, BatchNorm, flattening, pooling in windows side by side, and common activations, one after the "
-        'other in nn.Sequential. For any other body fit the last layer alone: params="last_layer".'
+        f"export: '{path}' ({module}) is no layer whose derivative export writes out: linear layers, plain "
+        "convolutions, BatchNorm, flattening, pooling in windows side by side, and common activations, their sums and "
+        'concatenations. For any other body fit the last layer alone: params="last_layer".'
     )

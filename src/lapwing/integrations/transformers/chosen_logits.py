@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from lapwing._types import Float, Tensor
 from lapwing.errors import InputError
 
 POSITION = "answer_position"
@@ -17,8 +19,12 @@ POSITION = "answer_position"
 class ChosenLogits(nn.Module):
     """The logits of some tokens where the answer is predicted: (B, T) tokens → (B, len(ids)).
 
-    That is at `answer_position` (B,), or at the last token that `attention_mask` does not hide.
+    That is at `answer_position` (B,), or at the last token that `attention_mask` does not hide. The model's head is
+    given the states there alone, (B, 1, d), so that logits (B, T, vocabulary) are never formed; of a model that does
+    not name its head (`get_output_embeddings`), they are picked out of all.
     """
+
+    ids: Tensor
 
     def __init__(self, model: nn.Module, ids: Sequence[int]) -> None:
         super().__init__()
@@ -28,17 +34,53 @@ class ChosenLogits(nn.Module):
         self.register_buffer("ids", torch.as_tensor(list(ids)), persistent=False)
 
     def forward(self, answer_position: Tensor | None = None, **inputs: Any) -> Tensor:
-        logits = self.model(**inputs).logits
-        at = _last(inputs, logits) if answer_position is None else answer_position.to(logits.device)
-        return logits[torch.arange(len(logits), device=logits.device), at][:, self.ids]
+        place = _Place(answer_position, inputs)
+        with _given(_head(self.model), place.picked) as narrowed:
+            logits = self.model(**inputs).logits
+        return (logits if narrowed else place.picked(logits))[:, 0, self.ids]
 
 
-def _last(inputs: Mapping[str, Any], logits: Tensor) -> Tensor:
-    mask = inputs.get("attention_mask")
-    if mask is None:
-        return torch.full((len(logits),), logits.shape[1] - 1, device=logits.device)
-    positions = torch.arange(mask.shape[1], device=mask.device)
-    return (mask.long() * positions).argmax(1)
+class _Place:
+    """Where the answer is predicted in every row of tokens."""
+
+    def __init__(self, at: Tensor | None, inputs: Mapping[str, Any]) -> None:
+        mask, tokens = inputs.get("attention_mask"), inputs.get("input_ids", inputs.get("inputs_embeds"))
+        if at is None and mask is not None:
+            at = (mask.long() * torch.arange(mask.shape[1], device=mask.device)).argmax(1)
+        self.at, self.length = at, None if tokens is None else tokens.shape[1]
+
+    def picked(self, states: Float[Tensor, "b t d"]) -> Float[Tensor, "b 1 d"]:
+        if self.at is None:
+            return states[:, -1:]
+        before = 0 if self.length is None else states.shape[1] - self.length  # virtual tokens of prompt tuning
+        return states[torch.arange(len(states), device=states.device), self.at.to(states.device) + before][:, None]
+
+
+def _head(model: nn.Module) -> nn.Module | None:
+    named = getattr(model, "get_output_embeddings", None)
+    found = None if named is None else named()
+    return found if isinstance(found, nn.Module) else None
+
+
+@contextmanager
+def _given(head: nn.Module | None, narrowed: Callable[[Tensor], Tensor]) -> Iterator[list[bool]]:
+    """Let the head compute from `narrowed` states; the list is not empty once it has."""
+    done: list[bool] = []
+
+    def before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if not args or args[0].ndim != 3:
+            return None
+        done.append(True)
+        return narrowed(args[0]), *args[1:]
+
+    if head is None:
+        yield done
+        return
+    hook = head.register_forward_pre_hook(before, prepend=True)
+    try:
+        yield done
+    finally:
+        hook.remove()
 
 
 @dataclass(frozen=True)

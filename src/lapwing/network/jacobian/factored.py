@@ -15,11 +15,11 @@ from math import prod
 import torch
 
 from lapwing._types import Float, Int, Tensor
-from lapwing.linalg import GramSum, joined
+from lapwing.linalg import RowSum, joined
 from lapwing.network.jacobian.block import Block, contracted, padded, picked, summed
 from lapwing.network.jacobian.dense import DenseBlock
 from lapwing.network.jacobian.inputs import Given, Inputs
-from lapwing.operators import Arrangement, GroupedDiagonal
+from lapwing.operators import Arrangement, Basis, GroupedDiagonal, axes
 
 _CACHED_FLOATS = 1 << 18  # entries of intermediate results that stay in the processor's cache
 _PATCHED_FLOATS = 1 << 20  # entries of inputs formed at a time while dense rows are computed
@@ -80,7 +80,7 @@ class FactorBlock(Block):
         products = g @ self.a.permute(0, 2, 1, 3)
         return products.reshape(n, q, c, o, -1).transpose(1, 2)
 
-    def add_output_gram_(self, total: GramSum) -> None:
+    def add_output_gram_(self, total: RowSum) -> None:
         """total ← total + Σ g gᵀ over data, outputs and positions, without a copy, whatever the memory layout."""
         if self.positions_last:
             total.add_transposed(self.g[:, :, :, 0].flatten(0, 1).mT)
@@ -237,16 +237,19 @@ class FactorBlock(Block):
         g = self.g[:, 0] if self.g.shape[1] == 1 else self.g.sum(1)
         return self.arrangement.flat_parts(torch.einsum("nrqo,nrqi->qoi", g, self.a))
 
-    def rotated(self, U_B: Float[Tensor, "q o o"], U_A: Float[Tensor, "q i i"]) -> Block:
-        """The rows in a Kronecker eigenbasis: W ↦ U_Bᵀ W U_A, flattened as (q, o, i)."""
-        q, o, i = len(U_B), U_B.shape[1], U_A.shape[1]
+    def rotated(self, U_B: Float[Tensor, "q o s"], U_A: Float[Tensor, "q i r"]) -> Block:
+        """The rows in a Kronecker eigenbasis: W ↦ U_Bᵀ W U_A, flattened as (q, o, i), or in the numbers of `axes`."""
+        q, o, i = len(U_B), axes.width(U_B), axes.width(U_A)
         c, r = self.g.shape[1:3]
         # Rotating the factors costs r (i² + c o²) per datum, rotating the dense rows c (o² i + o i²).
         if not self.one_position and c * (o * o * i + o * i * i) < r * (i * i + c * o * o):
-            rotated = U_B.mT @ self.matrices() @ U_A
+            rotated = Basis(U_A, U_B).rotate(self.matrices())
             return DenseBlock(slice(0, q * o * i), rotated.flatten(2))
-        g = torch.einsum("nrcqo,qop->nrcqp", self.g.transpose(1, 2), U_B).transpose(1, 2)
-        return FactorBlock(Arrangement.plain(q, o, i), g, Given(self.inputs.rotated(U_A)))
+        g = self.g.transpose(1, 2)
+        g = axes.completed(torch.einsum("nrcqo,qop->nrcqp", g, U_B), g, U_B).transpose(1, 2)
+        a = self.inputs.rotated(U_A)
+        a = a if axes.whole(U_A) else axes.completed(a, self.a, U_A)
+        return FactorBlock(Arrangement.plain(q, o, i), g, Given(a))
 
     def within(self, where: slice) -> Block | None:
         arrangement, _ = self.arrangement.within(where)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from lapwing._types import Float, Int, Tensor
-from lapwing.linalg import GramSum
+from lapwing.linalg import RowSum
 from lapwing.network.jacobian.block import padded
 
 
@@ -65,7 +65,7 @@ class Inputs(ABC):
         """These data followed by the others, each padded with zeros to r positions."""
         return Given(torch.cat([padded(inputs.tensor(), r, 1) for inputs in (self, *others)]))
 
-    def add_gram_(self, total: GramSum) -> None:
+    def add_gram_(self, total: RowSum) -> None:
         """total ← total + Σ a aᵀ over data and positions."""
         a, ones = self.columns()
         total.add(a.flatten(0, 1), ones=ones)

@@ -17,7 +17,7 @@ from lapwing.linalg import aligned_product
 from lapwing.network.jacobian.block import Block
 from lapwing.network.jacobian.factored import FactorBlock
 from lapwing.network.jacobian.inputs import Given, Inputs
-from lapwing.operators import Arrangement, GroupedDiagonal
+from lapwing.operators import Arrangement, GroupedDiagonal, axes
 
 _FEW_OUTPUTS = 1024  # entries of the gradients up to which kernels use explicit gradients
 _SQUARED_OUTPUTS = 128  # outputs whose squares are formed at a time
@@ -119,13 +119,18 @@ class OutputBlock(Block):
         outputs = inputs.new_ones(self.arrangement.o) if self.U is None else self.U.double().square().sum(0)
         return self.arrangement.flat_parts((outputs[:, None] * inputs)[None])
 
-    def rotated(self, U_B: Float[Tensor, "q o o"], U_A: Float[Tensor, "q i i"]) -> OutputBlock:
-        """The rows in a Kronecker eigenbasis: W ↦ U_Bᵀ W U_A, flattened as (q, o, i)."""
+    def rotated(self, U_B: Float[Tensor, "q o s"], U_A: Float[Tensor, "q i r"]) -> OutputBlock:
+        """The rows in a Kronecker eigenbasis: W ↦ U_Bᵀ W U_A, flattened as (q, o, i), or in the numbers of `axes`."""
         a, ones = self.inputs.columns()
         rows, shift = (U_A[0, :-1], U_A[0, -1]) if ones else (U_A[0], None)  # the bias input 1 adds the last row
         rotated = aligned_product(a.flatten(0, 2), rows, shift).unflatten(0, a.shape[:2])
         U = U_B[0] if self.U is None else self.U @ U_B[0]
-        return OutputBlock.given(Arrangement.plain(1, U_B.shape[2], U_A.shape[2]), rotated, U)
+        if not axes.whole(U_A):
+            rotated = axes.completed(rotated[:, :, None], self.a[:, :, None], U_A)[:, :, 0]
+        if not axes.whole(U_B):
+            every = torch.eye(self.arrangement.o).to(U) if self.U is None else self.U
+            U = axes.completed(U[:, None], every[:, None], U_B)[:, 0]
+        return OutputBlock.given(Arrangement.plain(1, axes.width(U_B), axes.width(U_A)), rotated, U)
 
     def within(self, where: slice) -> Block | None:
         arrangement, columns = self.arrangement.within(where)

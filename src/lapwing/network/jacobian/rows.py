@@ -16,7 +16,7 @@ from lapwing.network.jacobian.factored import FactorBlock
 from lapwing.network.jacobian.kernels import KernelDtype, add_crossed_, add_crossed_and_squared_
 from lapwing.network.jacobian.output import OutputBlock
 from lapwing.network.jacobian.sparse import SparseBlock
-from lapwing.operators import Basis, GroupedDiagonal, Rows
+from lapwing.operators import Basis, GroupedDiagonal, Rows, axes
 
 _WRITTEN_FLOATS = 1 << 24  # entries of dense rows formed at a time
 _ROUNDING = {KernelDtype.DOUBLE: 2.0**-53, KernelDtype.KEPT: 2.0**-24}
@@ -151,7 +151,7 @@ class Jacobian(Rows):
         (block,) = self.blocks
         assert isinstance(block, FactorBlock | OutputBlock)
         U_B, U_A = basis.at(block.dtype)
-        return replace(self, blocks=(block.rotated(U_B, U_A),), p=len(U_B) * U_B.shape[1] * U_A.shape[1])
+        return replace(self, blocks=(block.rotated(U_B, U_A),), p=len(U_B) * axes.width(U_B) * axes.width(U_A))
 
     def pieces(self) -> Iterator[Jacobian]:
         (block,) = self.blocks

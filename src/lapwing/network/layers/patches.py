@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lapwing.linalg import GramSum
+from lapwing.linalg import RowSum
 from lapwing.network.jacobian import Images, Inputs
 from lapwing.network.layers.base import joined, with_bias
 from lapwing.operators import Arrangement
@@ -94,7 +94,7 @@ class Patches(Inputs):
         x = _padded(self.calls[0], window).permute(0, 2, 3, 1).contiguous()
         return Images(x, window.kernel, window.stride, window.dilation, ones=arrangement.bias is not None)
 
-    def add_gram_(self, total: GramSum) -> None:
+    def add_gram_(self, total: RowSum) -> None:
         if self.window is not None and self.window.stride[0] == 1 and self.arrangement.weight is not None:
             for x in self.calls:
                 total.add_product(self._bordered(x, self.window)[None])

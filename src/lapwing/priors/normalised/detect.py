@@ -64,10 +64,9 @@ def norm_structure(network: Network, layout: ParamLayout, x: ModelInput) -> Norm
         path = tracked_modules(own.model)
         trained = point_at(in_double(own, few), few, path)
         moved = perturbed_point(trained)
-        screening = screened(moved)
-        groups = tuple(
-            _Finder(trained, moved, screening, euler_products(trained, with_negligible_eps), layout).groups()
-        )
+        screening = screened(moved, layout.names)
+        euler = euler_products(trained, with_negligible_eps, layout.names)
+        groups = tuple(_Finder(trained, moved, screening, euler, layout).groups())
     claimed = {name for group in groups for name in group.names}
     free = [name for name in layout.names if name not in claimed]
     return NormStructure(

@@ -61,9 +61,9 @@ def _differentiated(point: Point, treat: Treatment) -> tuple[Tensor, list[NormCa
     return f, calls, leaves
 
 
-def euler_products(point: Point, treat: Treatment) -> EulerProducts:
+def euler_products(point: Point, treat: Treatment, inferred: Sequence[str]) -> EulerProducts:
     f, _, leaves = _differentiated(point, treat)
-    return _products(f, leaves)
+    return _products(f, {name: leaves[name] for name in inferred})
 
 
 def _products(f: Tensor, leaves: Mapping[str, Tensor]) -> EulerProducts:
@@ -83,12 +83,15 @@ def _stacked(table: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack(values) for name, values in table.items()}
 
 
-def screened(point: Point) -> Screening:
+def screened(point: Point, inferred: Sequence[str]) -> Screening:
+    """Gradients are taken of the inferred tensors alone: frozen ones, of an adapted network nearly all, only count as
+    writers."""
     f, calls, leaves = _differentiated(point, with_batch_statistics)
     graph = Graph(leaves)
     joint = {writers for call in calls if (writers := graph.writers(call.input)) is not None}
     scales, shifts = _affine(point, calls, graph, f)
-    return Screening(_products(f, leaves), tuple(sorted(joint, key=lambda w: (len(w), sorted(w)))), scales, shifts)
+    euler = _products(f, {name: leaves[name] for name in inferred})
+    return Screening(euler, tuple(sorted(joint, key=lambda w: (len(w), sorted(w)))), scales, shifts)
 
 
 def _affine(point: Point, calls: Sequence[NormCall], graph: Graph, f: Tensor) -> tuple[frozenset[str], frozenset[str]]:

@@ -209,8 +209,8 @@ def _terms(H: Curvature, P0: GroupedDiagonal, groups: Int[Tensor, " g"]) -> Iter
         for s, block in zip(H.slices, H.blocks, strict=True):
             yield from _terms(block, P0.restricted(s), groups[P0.index[s].unique()])
     elif (axes := H.coordinates(P0)) is not None:
-        for g, values in enumerate(axes.eigenvalues[axes.index == i] for i in range(P0.n_groups)):
-            yield Spectrum(int(groups[g]), values, torch.ones_like(values))
+        for g, own in enumerate(axes.index == i for i in range(P0.n_groups)):
+            yield Spectrum(int(groups[g]), axes.eigenvalues[own], axes.weights[own])
     elif isinstance(H, LowRankCurvature):
         yield KernelLogDet(_kernels(H, P0), groups) if P0.n_groups <= _MOST_KERNELS else None
     else:

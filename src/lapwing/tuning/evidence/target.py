@@ -108,11 +108,12 @@ class SpectralTarget(Target):
     index: Int[Tensor, " r"]
     g: Float[Tensor, " r"]
     t: Float[Tensor, " r"]
+    weights: Float[Tensor, " r"]  # of the eigenvalues in sums over them
 
     def value(self, u: Float[Tensor, " g"], w: Float[Tensor, " s"]) -> Scalar:
         (w,) = w
         delta, c = u.exp()[self.index], w.exp()
-        log_det = (self.eigenvalues * c / delta).log1p().sum()
+        log_det = self.weights @ (self.eigenvalues * c / delta).log1p()
         mode = self._mode(delta, c)
         x = mode - self.t
         fit = self.fit.value(w) + (c * self.g * x - 0.5 * c * self.eigenvalues * x**2).sum()
@@ -125,14 +126,14 @@ class SpectralTarget(Target):
         delta, c = u.exp()[self.index], w.exp()
         cl = c * self.eigenvalues
         P = cl + delta
-        q = cl / P  # γ is its sum; dq/du = −q (1 − q), dq/dw = q (1 − q)
+        q = self.weights * cl / P  # γ is its sum; dq/du = −q δ/P, dq/dw = q δ/P
         mode = self._mode(delta, c)  # dmode/du = −δ mode/P, dmode/dw = dx/dw = s/P
         x = mode - self.t  # θ_* − θ₀
         s = c * (self.g - self.eigenvalues * x)
         penalty = self._sums(delta * mode**2, u)
         gradient_u = 0.5 * (self._sums(q, u) - penalty)
         gradient_w = self.fit.half_count - self.fit.half_sse * c - 0.5 * q.sum() + (s * x + 0.5 * cl * x**2).sum()
-        t = q * (1 - q)
+        t = q * delta / P
         uu = -0.5 * (self._sums(t, u) + penalty - self._sums(2 * delta**2 * mode**2 / P, u))
         uw = 0.5 * self._sums(t - 2 * delta * mode * s / P, u)
         # d/dw of s x + ½ c λ x²: the same terms again at fixed s and x, and s · s/P through x.
@@ -282,7 +283,7 @@ def _following_target(
     """The target in the cheapest form that the structure allows; None if there is none."""
     axes = part.coordinates(P0)
     if axes is not None:
-        return SpectralTarget(fit, axes.eigenvalues, axes.index, axes.rotate(g), axes.rotate(t))
+        return SpectralTarget(fit, axes.eigenvalues, axes.index, axes.rotate(g), axes.rotate(t), axes.weights)
     if isinstance(part, LowRankCurvature):
         kernels = kernel_log_det(part, P0, estimates=estimates)
         return None if kernels is None else KernelTarget(fit, kernels, part, P0.index, g, t)

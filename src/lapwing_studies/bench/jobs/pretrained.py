@@ -1,4 +1,4 @@
-"""Pretrained networks: MiniLM, MiniLM with LoRA, and GPT-2 with random weights.
+"""Large networks: MiniLM, MiniLM with LoRA, GPT-2 with random weights, with and without LoRA, and layers 4,096 wide.
 
 They need the extra `jobs`; nothing is downloaded at run time.
 """
@@ -15,7 +15,8 @@ from lapwing_studies.bench.jobs.rows import Cut, Rows
 from lapwing_studies.reproduce.folder import DataFolder
 
 LENGTH = 32  # tokens of a sentence; a longer one is cut
-RANK = 8
+RANK = 8  # of adapters
+WIDTH = 4096
 
 
 def sst2(folder: DataFolder, *, sizes: Sequence[int]) -> Cut:
@@ -28,11 +29,18 @@ def sst2(folder: DataFolder, *, sizes: Sequence[int]) -> Cut:
     return Cut(learnt[:n_train], learnt[n_train:], test)
 
 
-def sequences(folder: DataFolder) -> Cut:
-    """Random tokens and labels as training rows; 4 more are held out and 16 are tested."""
-    g = torch.Generator().manual_seed(0)
-    ids = torch.randint(50_000, (36, 32), generator=g)
-    return Cut.of(Rows({"input_ids": ids}, torch.randint(4, (36,), generator=g)), (16, 4, 16))
+def sequences(folder: DataFolder, *, sizes: Sequence[int]) -> Cut:
+    """Random tokens and one of four labels."""
+    g, n = torch.Generator().manual_seed(0), sum(sizes)
+    ids = torch.randint(50_000, (n, LENGTH), generator=g)
+    return Cut.of(Rows({"input_ids": ids}, torch.randint(4, (n,), generator=g)), sizes)
+
+
+def wide_rows(folder: DataFolder, *, sizes: Sequence[int]) -> Cut:
+    """4,096 features around a subspace of 64 dimensions; the label is the sign of the first of these."""
+    g, n = torch.Generator().manual_seed(0), sum(sizes)
+    z, mix = torch.randn(n, 64, generator=g), torch.randn(64, WIDTH, generator=g)
+    return Cut.of(Rows(z @ mix / 8 + 0.3 * torch.randn(n, WIDTH, generator=g), (z[:, 0] > 0).long()), sizes)
 
 
 class Pooled(nn.Module):
@@ -70,6 +78,27 @@ def gpt2(dropout: float) -> nn.Module:
 
     config: Any = GPT2Config  # its keywords are those of the base class too, which its type does not say
     return GPT2ForSequenceClassification(config(num_labels=4, pad_token_id=50_256, use_cache=False))
+
+
+def gpt2_lora(dropout: float) -> nn.Module:
+    """Rank 8 on the attention's projection to queries, keys and values; the answer is one of four tokens."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from lapwing.transformers import ChosenLogits
+
+    lora = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=["c_attn"], fan_in_fan_out=True)
+    config: Any = GPT2Config
+    return ChosenLogits(get_peft_model(GPT2LMHeadModel(config(use_cache=False)), lora), ids=(10, 20, 30, 40))
+
+
+def wide_lora(dropout: float) -> nn.Module:
+    """Two layers of 4,096 × 4,096 with LoRA, and a head that is not inferred."""
+    from peft import LoraConfig, get_peft_model
+
+    layers = nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 2)
+    model: Any = nn.Sequential(*layers)
+    return get_peft_model(model, LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=["0", "2"]))
 
 
 def _tokens(texts: list[str], labels: list[int]) -> Rows:

