@@ -170,6 +170,12 @@ def measure(record, name, methods, splits, directory):
                 yield key
 
 
+def shown(values, best):
+    mean = f"{np.mean(values):.3f}"
+    error = f" ± {np.std(values, ddof=1) / len(values) ** 0.5:.3f}" if len(values) > 1 else ""
+    return (f"**{mean}**" if best else mean) + error
+
+
 def table(record):
     """Means over the splits, in Markdown; the best of a row in bold. Then on how many sets we are at least as good."""
     for title, sets in (("regression", REGRESSION), ("classes", CLASSES)):
@@ -182,11 +188,7 @@ def table(record):
                 continue
             found = [values[:n] for values in found]
             means = [round(float(np.mean(v)), 3) for v in found]
-            cells = [
-                f"{'**' if m == min(means) else ''}{m:.3f}{'**' if m == min(means) else ''} ± "
-                f"{np.std(v, ddof=1) / len(v) ** 0.5 if len(v) > 1 else 0:.3f}"
-                for m, v in zip(means, found)
-            ]
+            cells = [shown(values, mean == min(means)) for values, mean in zip(found, means)]
             yield (
                 f"| {name.replace('_', ' ')}{'' if n >= SPLITS else f' ({n} of {SPLITS} splits)'} | "
                 + " | ".join(cells)
