@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lapwing.errors import InputError, ShapeError
 
 # argument: (smallest value, whether it may be that value, kind of number)
-_NUMBERS: dict[str, tuple[float, bool, type]] = {
+_NUMBERS: dict[str, tuple[float, bool, Any]] = {
     "epochs": (0, True, Integral),
     "patience": (0, True, Integral),
     "batch_size": (1, True, Integral),
