@@ -141,6 +141,36 @@ def test_bad_input(tmp_path):
         )
 
 
+def test_arguments_are_checked_before_the_training(tmp_path):
+    for wrong, why in (
+        ({"likelihood": "classify"}, 'Did you mean "classification"'),
+        ({"structure": "kronn"}, 'Did you mean "kron"'),
+        ({"structur": "kron"}, "no argument 'structur'. Did you mean 'structure'"),
+        ({"tuning": {"validations": 1}}, "no argument 'validations'"),
+        ({"tuning": {"budget": "quick"}}, "budget"),
+        ({"data": 1}, "is what the trainer provides"),
+        ({"logits": ["no", "yes"]}, "convert_tokens_to_ids"),
+    ):
+        with pytest.raises(lw.LapwingError, match=why):
+            Lapwing(**wrong)
+    model = bert()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(lw.LapwingError, match="heads"):
+        trainer(model, tmp_path, callbacks=[Lapwing(params=["heads.*"])], evaluated=Rows(20, 1)).train()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_chosen_logits_say_what_is_wrong(tmp_path):
+    with pytest.raises(lw.InputError, match="the vocabulary has 60 tokens"):
+        ChosenLogits(causal("gpt2"), [YES, 99])
+    ours = trainer(bert(), tmp_path, evaluated=Rows(20, 1))
+    with pytest.raises(lw.LapwingError, match="expected a causal language model"):
+        fit(ours, "classification", logits=[NO, YES])
+    nothing = Rows(8, 0, make=lambda row, y: {**row, "labels": torch.full((6,), -100)})
+    with pytest.raises(lw.InputError, match="has no answer"):
+        fit(trainer(causal("gpt2"), tmp_path, train=nothing), "classification", logits=[NO, YES])
+
+
 def causal(kind: str):
     torch.manual_seed(0)
     if kind == "gpt2":

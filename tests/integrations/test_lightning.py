@@ -94,5 +94,11 @@ def test_training_goes_on_as_without_it(tmp_path):
 def test_bad_input(tmp_path):
     with pytest.raises(lw.InputError, match="has no such module; it has net"):
         trained(tmp_path, Lapwing("classification", module="body"))
+    with pytest.raises(lw.InputError, match="Did you mean 'structure'"):
+        Lapwing("classification", structur="kron")
+    with pytest.raises(lw.InputError, match='Did you mean "classification"'):
+        Lapwing("classify")
+    with pytest.raises(lw.LapwingError, match="heads"):
+        trained(tmp_path, Lapwing("classification", params="heads.*"))
     with pytest.raises(lw.InputError, match="no posterior at"):
         load(tmp_path / "nowhere", Classifier())

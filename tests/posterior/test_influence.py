@@ -155,3 +155,13 @@ def test_bad_input():
         posterior.influence((X, Y[:, :0]))
     with pytest.raises(lw.NumericalError, match="not among the data"):
         _ = posterior.influence((1e6 * X, Y)).mean_shift
+
+
+def test_a_shuffling_loader_is_read_in_the_order_of_its_data():
+    X, Y = draw(9, 3), draw(9, 1, seed=1)
+    posterior, rows = fitted(X, Y), torch.utils.data.TensorDataset(X, Y)
+    expected = posterior.influence((X, Y)).mean_shift
+    shuffled = torch.utils.data.DataLoader(rows, 2, shuffle=True)
+    assert_close(posterior.influence(shuffled).mean_shift, expected, 1e-12)
+    with pytest.raises(lw.InputError, match="cannot be matched to the data"):
+        posterior.influence(torch.utils.data.DataLoader(rows, 2, shuffle=True, drop_last=True))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from lapwing.data import Batches, ModelInput, Unlabelled
 from lapwing.errors import InputError
+
+D = TypeVar("D", Batches, Unlabelled)
 
 
 def in_fixed_order(data: Batches) -> Batches:
@@ -44,16 +46,16 @@ def unshuffled(data: Batches) -> Batches | None:
     return replace(data, source=loader)
 
 
-def in_data_order(data: Unlabelled) -> Unlabelled:
-    """A shuffling DataLoader without shuffling, so that row i of a prediction is datum i; other data unchanged."""
-    found = unshuffled(Batches(data.source))
+def in_data_order(data: D) -> D:
+    """A shuffling DataLoader without shuffling, so that row i of a result is datum i; other data unchanged."""
+    found = unshuffled(data if isinstance(data, Batches) else Batches(data.source))
     if found is not None:
         return replace(data, source=found.source)
     sampler = data.source.sampler if isinstance(data.source, DataLoader) else None
     if isinstance(sampler, RandomSampler):
         raise InputError(
             "This loader samples its rows at random (with replacement, a subset, or with drop_last=True), so rows of "
-            "the prediction cannot be matched to the data. Use a DataLoader without shuffle."
+            "the result cannot be matched to the data. Use a DataLoader without shuffle."
         )
     return data
 

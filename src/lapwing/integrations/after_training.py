@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from lapwing import metrics
+from lapwing.api import words
 from lapwing.api.fit import fit
 from lapwing.api.tune import tune
-from lapwing.errors import InputError
+from lapwing.errors import InputError, LapwingWarning
+from lapwing.network import parameters
+from lapwing.planning.budget import parse_memory
 from lapwing.posterior import Posterior
 from lapwing.predictive import ClassPrediction
+from lapwing.runtime.arguments import seeded
 from lapwing.storage import load, save
+from lapwing.tuning import Budget
 
 FILE = "posterior.lapwing"
 
@@ -31,11 +39,49 @@ class AfterTraining:
     options: Mapping[str, Any] = field(default_factory=dict)  # of lw.fit
     tuning: Mapping[str, Any] = field(default_factory=dict)  # of lw.tune
 
+    def __post_init__(self) -> None:
+        """Raise for what is wrong without a network or data: a training may take hours until they are there."""
+        _check_names("lw.fit", self.options, fit, given=("model", "data", "likelihood"))
+        _check_names("lw.tune", self.tuning, tune, given=("posterior", "data", "validation"))
+        if self.likelihood is not None:
+            words.likelihood(self.likelihood, (1,))
+        words.structure(self.options.get("structure", "auto"))
+        words.fisher(self.options.get("fisher", "auto"), seeded(None))
+        if words.selector(self.options.get("params", "all")) is None:
+            words.layout_choice(self.options.get("params", "all"))
+        parse_memory(self.options.get("memory"))
+        Budget.parse(self.tuning.get("budget"))
+
+    def check_model(self, model: nn.Module) -> None:
+        """Raise for patterns of `params` that name nothing in the model."""
+        chosen = words.canonical("params", self.options.get("params", "all"))
+        patterns = [chosen] if isinstance(chosen, str) else chosen
+        if isinstance(patterns, list | tuple) and not set(patterns) & words.WORDS["params"]:
+            parameters.matching(model, patterns)
+
     def posterior(self, model: nn.Module, train: Any, validation: Any) -> Posterior:
         if train is None:
             raise InputError("The trainer has no training loader, so there is nothing to fit a posterior on.")
         fitted = fit(model, train, self.likelihood, **self.options)
+        if self.tuned and validation is None:
+            warnings.warn(
+                "The trainer has no validation data, so prior and noise are chosen by the evidence of the training "
+                "data alone, and there are no scores. Held-out data are the better judge: give the trainer some.",
+                LapwingWarning,
+                stacklevel=3,
+            )
         return tune(fitted, train, validation=validation, **self.tuning) if self.tuned else fitted
+
+
+def _check_names(function: str, options: Mapping[str, Any], of: Any, given: tuple[str, ...]) -> None:
+    known = [name for name in signature(of).parameters if name not in given]
+    for name in options:
+        if name in given:
+            raise InputError(f"Lapwing: {name!r} of {function} is what the trainer provides; leave it out.")
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise InputError(f"Lapwing: {function} has no argument {name!r}.{hint} It takes {', '.join(known)}.")
 
 
 def scores(posterior: Posterior, data: Any, other: Any = None) -> dict[str, float]:

@@ -44,6 +44,9 @@ class Lapwing(pl.Callback):
         self.path: Path | None = None
         self.scores: dict[str, float] = {}
 
+    def on_fit_start(self, trainer: Any, pl_module: nn.Module) -> None:
+        self.after.check_model(self._network(pl_module))
+
     def on_fit_end(self, trainer: Any, pl_module: nn.Module) -> None:
         if trainer.fast_dev_run or trainer.interrupted:
             return

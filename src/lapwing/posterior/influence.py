@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from lapwing._types import Float, Tensor
+from lapwing.data.fixed_order import in_data_order
 from lapwing.data.targets import encode_batch, encoded_batches
 from lapwing.errors import NumericalError, StructureError
 from lapwing.likelihoods import Sites
@@ -112,7 +113,7 @@ class _Tested:
 
 
 def _pieces(posterior: Fitted, train: Any, progress: bool | None) -> Iterator[_Piece]:
-    data = posterior.batches(train, "train")
+    data = in_data_order(posterior.batches(train, "train"))  # column n is datum n
     for x, y in encoded_batches(data, posterior.likelihood, posterior.sites, progress=progress, what="influence"):
         start = 0
         for f, J in posterior.weights.jacobians(x):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -28,8 +29,8 @@ class ChosenLogits(nn.Module):
 
     def __init__(self, model: nn.Module, ids: Sequence[int]) -> None:
         super().__init__()
-        if len(set(ids)) != len(ids) or len(ids) < 2:
-            raise InputError(f"logits: expected two or more different token numbers, got {list(ids)}.")
+        ids = token_numbers(ids)
+        _check_vocabulary(model, ids)
         self.model = model
         self.register_buffer("ids", torch.as_tensor(list(ids)), persistent=False)
 
@@ -37,7 +38,29 @@ class ChosenLogits(nn.Module):
         place = _Place(answer_position, inputs)
         with _given(_head(self.model), place.picked) as narrowed:
             logits = self.model(**inputs).logits
+        if logits.ndim != 3:
+            raise InputError(
+                f"logits=: expected a causal language model, with logits (B, T, vocabulary); those of "
+                f"{type(self.model).__name__} are {tuple(logits.shape)}. Leave logits= out for a classification head."
+            )
         return (logits if narrowed else place.picked(logits))[:, 0, self.ids]
+
+
+def token_numbers(ids: Sequence[int]) -> tuple[int, ...]:
+    """Raise unless these are two or more different numbers of tokens."""
+    whole = all(isinstance(i, Integral) and not isinstance(i, bool) for i in ids)
+    if not whole or len(set(ids)) != len(ids) or len(ids) < 2:
+        raise InputError(
+            f"logits: expected the numbers of two or more different tokens, got {list(ids)}. Of words, take "
+            "tokenizer.convert_tokens_to_ids(...)."
+        )
+    return tuple(int(i) for i in ids)
+
+
+def _check_vocabulary(model: nn.Module, ids: tuple[int, ...]) -> None:
+    size = getattr(getattr(model, "config", None), "vocab_size", None)
+    if size is not None and not all(0 <= i < size for i in ids):
+        raise InputError(f"logits={list(ids)}: the vocabulary has {size} tokens, numbered from 0.")
 
 
 class _Place:
@@ -105,6 +128,11 @@ class Answers:
                 continue
             there = tokens != self.ignore_index
             last = (there.long() * torch.arange(tokens.shape[1], device=tokens.device)).argmax(1)
+            if not bool(there.any(1).all()):
+                raise InputError(
+                    f"logits={list(self.ids)}: row {int((~there.any(1)).nonzero()[0, 0])} of a batch has no answer: "
+                    f"all of its labels are {self.ignore_index}. Leave such rows out."
+                )
             answer = tokens.gather(1, last[:, None])[:, 0]
             yield {**batch, POSITION: (last - 1).clamp(min=0), "labels": self._number(answer)}
 

@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from lapwing.errors import InputError, InputTypeError
 from lapwing.integrations import after_training
 from lapwing.integrations.after_training import AfterTraining
-from lapwing.integrations.transformers.chosen_logits import Answers, ChosenLogits
+from lapwing.integrations.transformers.chosen_logits import Answers, ChosenLogits, token_numbers
 from lapwing.likelihoods import Likelihood
 from lapwing.posterior import Posterior
 
@@ -61,9 +61,16 @@ class Lapwing(TrainerCallback):
     ) -> None:
         self.likelihood, self.logits, self.validation, self.ood = likelihood, logits, validation, ood
         self.tune, self.tuning, self.options = tune, tuning, options
+        # Wrong arguments raise now, not after the training.
+        AfterTraining(likelihood, tune, options, tuning or {})
+        if logits is not None:
+            token_numbers(logits)
         self.posterior: Posterior | None = None
         self.path: Path | None = None
         self.scores: dict[str, float] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        AfterTraining(self.likelihood, self.tune, self.options, self.tuning or {}).check_model(kwargs["model"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         model, train = kwargs["model"], kwargs.get("train_dataloader")
@@ -97,7 +104,7 @@ def _after(
 def _chosen(model: nn.Module, train: Any, held_out: Any, logits: Sequence[int] | None, labels: str) -> Any:
     if logits is None:
         return model, train, held_out
-    ids = tuple(int(i) for i in logits)
+    ids = token_numbers(logits)
     data = (None if loader is None else Answers(loader, ids, labels) for loader in (train, held_out))
     return ChosenLogits(model, ids), *data
 
