@@ -31,6 +31,7 @@ from lapwing.sklearn import LapwingClassifier, LapwingRegressor
 RECORD = Path(__file__).with_suffix(".json")
 REGRESSION = ["yacht", "boston", "energy", "concrete", "wine", "power", "kin8nm", "naval"]
 CLASSES = ["australian", "breast_cancer", "ionosphere", "glass", "vehicle", "waveform", "digits", "satellite"]
+SPLITS = 5
 COLUMNS = {"lapwing": "lapwing", "gp": "Gaussian process", "mlp": "MLP", "boosting": "boosting"}
 MANY = 1_500  # rows: above them, a Gaussian process sees a part, and its kernel a smaller one
 
@@ -95,6 +96,11 @@ def lapwing_classifier(X, y, X_test, y_test, seed):
     return class_nll(LapwingClassifier(random_state=seed).fit(X, y).predict_log_proba(X_test), y_test)
 
 
+def log_lik(p, y):
+    found = np.log(np.maximum(np.where(y, p, 1 - p), 1e-12)).mean()
+    return found if np.isfinite(found) else -np.inf
+
+
 def gp_classifier(X, y, X_test, y_test, seed):
     """One process a class, as scikit-learn has it."""
     scale = StandardScaler().fit(X)
@@ -104,10 +110,12 @@ def gp_classifier(X, y, X_test, y_test, seed):
     for c in classes[1:] if len(classes) == 2 else classes:
         starts = [ConstantKernel() * RBF(s) for s in (1, X.shape[1] ** 0.5)]
         kernel = best_kernel(GaussianProcessClassifier, starts, Z[few], y[few] == c, seed)
-        process = GaussianProcessClassifier(kernel, optimizer=None).fit(Z[rows], y[rows] == c)
+        both = [GaussianProcessClassifier(kernel, optimizer=None).fit(Z[some], y[some] == c) for some in (rows, few)]
+        # With all rows its Newton steps may diverge, which the probabilities of the training rows show.
+        process = max(both, key=lambda model: log_lik(model.predict_proba(Z)[:, 1], y == c))
         scores.append(process.predict_proba(Z_test)[:, 1])
     p = np.stack([1 - scores[0], scores[0]] if len(classes) == 2 else scores, 1)
-    return class_nll(np.log(p / p.sum(1, keepdims=True)), y_test)
+    return class_nll(np.log(np.maximum(p / p.sum(1, keepdims=True), 1e-12)), y_test)
 
 
 def with_temperature(model, X, y, X_test, y_test, seed):
@@ -162,6 +170,12 @@ def measure(record, name, methods, splits, directory):
                 yield key
 
 
+def shown(values, best):
+    mean = f"{np.mean(values):.3f}"
+    error = f" ± {np.std(values, ddof=1) / len(values) ** 0.5:.3f}" if len(values) > 1 else ""
+    return (f"**{mean}**" if best else mean) + error
+
+
 def table(record):
     """Means over the splits, in Markdown; the best of a row in bold. Then on how many sets we are at least as good."""
     for title, sets in (("regression", REGRESSION), ("classes", CLASSES)):
@@ -169,15 +183,17 @@ def table(record):
         won = dict.fromkeys(list(COLUMNS)[1:], 0)
         for name in sets:
             found = [[v for key, v in record.items() if key.startswith(f"{name}/{method}/")] for method in COLUMNS]
-            if not all(found):
+            n = min(map(len, found))  # splits that all of them have
+            if n == 0:
                 continue
+            found = [values[:n] for values in found]
             means = [round(float(np.mean(v)), 3) for v in found]
-            cells = [
-                f"{'**' if m == min(means) else ''}{m:.3f}{'**' if m == min(means) else ''} ± "
-                f"{np.std(v, ddof=1) / len(v) ** 0.5 if len(v) > 1 else 0:.3f}"
-                for m, v in zip(means, found)
-            ]
-            yield f"| {name.replace('_', ' ')} | " + " | ".join(cells) + " |"
+            cells = [shown(values, mean == min(means)) for values, mean in zip(found, means)]
+            yield (
+                f"| {name.replace('_', ' ')}{'' if n >= SPLITS else f' ({n} of {SPLITS} splits)'} | "
+                + " | ".join(cells)
+                + " |"
+            )
             for method, mean in zip(won, means[1:]):
                 won[method] += means[0] <= mean
         yield "| at least as good | | " + " | ".join(f"on {n} of {len(sets)}" for n in won.values()) + " |\n"
@@ -188,7 +204,7 @@ def main():
     parser.add_argument("--data", type=Path)
     parser.add_argument("--sets", default=",".join(REGRESSION + CLASSES))
     parser.add_argument("--methods", default=",".join(COLUMNS))
-    parser.add_argument("--splits", type=int, default=5)
+    parser.add_argument("--splits", type=int, default=SPLITS)
     parser.add_argument("--out", type=Path, default=RECORD)
     parser.add_argument("--table", action="store_true")
     chosen = parser.parse_args()

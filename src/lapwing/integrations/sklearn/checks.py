@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lapwing.errors import InputError, ShapeError
 
 # argument: (smallest value, whether it may be that value, kind of number)
-_NUMBERS: dict[str, tuple[float, bool, type]] = {
+_NUMBERS: dict[str, tuple[float, bool, Any]] = {
     "epochs": (0, True, Integral),
     "patience": (0, True, Integral),
     "batch_size": (1, True, Integral),
@@ -25,11 +25,8 @@ _NUMBERS: dict[str, tuple[float, bool, type]] = {
 def check_settings(settings: dict[str, Any]) -> None:
     for name, (least, included, kind) in _NUMBERS.items():
         value = settings[name]
-        if (
-            not isinstance(value, kind)
-            or isinstance(value, bool)
-            or not (value > least or (included and value == least))
-        ):
+        number = float(value) if isinstance(value, kind) and not isinstance(value, bool) else float("nan")
+        if not (number > least or (included and number == least)):
             what = "a whole number" if kind is Integral else "a number"
             raise InputError(f"{name}: expected {what} {'from' if included else 'above'} {least:g}, got {value!r}.")
     if settings["validation_fraction"] >= 1:
@@ -37,7 +34,7 @@ def check_settings(settings: dict[str, Any]) -> None:
     if settings["tuning"] not in ("held_out", "evidence"):
         raise InputError(f"tuning: expected 'held_out' or 'evidence', got {settings['tuning']!r}.")
     hidden = settings["hidden"]
-    if not isinstance(hidden, Sequence) or not all(isinstance(n, Integral) and n > 0 for n in hidden):
+    if not isinstance(hidden, Sequence) or not all(isinstance(n, Integral) and int(n) > 0 for n in hidden):
         raise InputError(f"hidden: expected the widths of the layers, such as (50, 50), got {hidden!r}.")
     try:
         torch.device(settings["device"])
