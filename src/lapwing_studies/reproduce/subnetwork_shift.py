@@ -28,6 +28,7 @@ from lapwing_studies.reproduce.training import Recipe
 
 Predict = Callable[[Tensor], Tensor]
 PRECISIONS = (0.1, 1.0, 10.0, 100.0, 1000.0, 10_000.0)  # chosen by validation NLL, for every method by itself
+MOST_SEEDS = {("full", "corrupted"): 1}  # seven networks and six posteriors: an hour of one core for each
 FAR = {"rotated": 60, "corrupted": 3}  # from here on the shift is large
 SUBNETWORK, RANDOM = "subnetwork", "random subnetwork"
 
@@ -54,7 +55,8 @@ TIERS = {
 
 def run(study: Study) -> Record:
     tier = TIERS[study.effort.name]
-    jobs = [ShiftJob(study, tier, kind, seed) for kind in tier.kinds for seed in study.seeds]
+    seeds = {kind: study.seeds[: MOST_SEEDS.get((study.effort.name, kind))] for kind in tier.kinds}
+    jobs = [ShiftJob(study, tier, kind, seed) for kind in tier.kinds for seed in seeds[kind]]
     sizes = list(tier.sizes)
     return study.record("subnetwork", jobs, n_train=tier.n_train, n_test=tier.n_test, sizes=sizes)
 
