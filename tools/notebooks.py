@@ -102,7 +102,8 @@ def page(name: str, found: Iterable[tuple[Cell, Output | None]], keep: Callable[
             keep(f"{name}-{count}.png", picture)
             parts.append(f"![{cell.alt}](../assets/notebooks/{name}-{count}.png)")
     made = (
-        f"*Made from `{REPOSITORY_FOLDER}/{name}.py` by `make notebooks`; Jupyter opens the script through jupytext.*"
+        f"*Made from `{REPOSITORY_FOLDER}/{name}.py` by `make notebooks`; Jupyter opens the script through jupytext. "
+        f"Its settings were chosen with its results in view: it shows how, and the [studies](../results.md) measure.*"
     )
     return "\n\n".join([parts[0], made, *parts[1:]]) + "\n"
 
