@@ -53,5 +53,6 @@ def table(name: str, title: str, see: str, columns: Sequence[str], rows: Iterabl
     return Table(name, title, see, tuple(columns), made, note)
 
 
-def over_seeds(record: Record) -> str:
-    return f"Means over {record['n_seeds']} seeds ± standard error." if record["n_seeds"] > 1 else "One seed."
+def over_seeds(record: Record, n_seeds: int | None = None) -> str:
+    n = record["n_seeds"] if n_seeds is None else n_seeds
+    return f"Means over {n} seeds ± standard error." if n > 1 else "One seed."

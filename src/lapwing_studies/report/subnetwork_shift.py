@@ -11,7 +11,7 @@ from lapwing_studies.report.figures import Figure, Panel
 from lapwing_studies.report.palette import GLM, INK, MAP, MUTED, OUTSIDE, SAMPLED
 from lapwing_studies.report.study import StudyPage
 from lapwing_studies.report.tables import Table
-from lapwing_studies.reproduce.means import grouped
+from lapwing_studies.reproduce.means import grouped, where
 from lapwing_studies.reproduce.means import standard_error as error_of
 from lapwing_studies.reproduce.study import Record
 from lapwing_studies.reproduce.subnetwork_shift import RANDOM, SUBNETWORK, by_level
@@ -65,7 +65,7 @@ def scores(record: Record, kind: str, key: str) -> Table:
     found = {method: by_level(record, kind, method, key) for method in _methods(record)}
     rows = [(method, *(mean(levels[level]) for level in shown)) for method, levels in found.items()]
     columns = ("method", *(f"{level}°" if kind == "rotated" else str(level) for level in shown))
-    see = f"By {LEVELS[kind]}. {over_seeds(record)}"
+    see = f"By {LEVELS[kind]}. {over_seeds(record, len(where(record['runs'], kind=kind)))}"
     return table(f"{kind}-{key}", f"{SCORES[key]}, {kind} images", see, columns, rows)
 
 
