@@ -109,7 +109,7 @@ STUDIES = (
     Entry("subnetwork-1d", "which weights carry the uncertainty", DAXBERGER, "nothing", "subnetwork",
           _tiers(Cost(1, "5 s"), Cost(3, "15 s"))),
     Entry("subnetwork", "subnetworks on rotated and corrupted images, against five other methods", DAXBERGER, EITHER,
-          "subnetwork_shift", _tiers(Cost(1, MINUTES), Cost(3, HOURS), Cost(5, DAYS))),
+          "subnetwork_shift", _tiers(Cost(1, MINUTES), Cost(3, "an hour"), Cost(5, DAYS))),
     Entry("sampled-laplace", "the full GGN by sampling-based EM", ANTORAN_2023, EITHER, "sampled",
           _tiers(Cost(1, "a minute"), Cost(3, "an hour")), claims_in="sampled_claims"),
     Entry("ct", "error bars of reconstructed images", LINEARISED_DIP, FOLDER, "ct",
