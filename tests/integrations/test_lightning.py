@@ -100,5 +100,7 @@ def test_bad_input(tmp_path):
         Lapwing("classify")
     with pytest.raises(lw.LapwingError, match="heads"):
         trained(tmp_path, Lapwing("classification", params="heads.*"))
+    with pytest.raises(lw.InputError, match="The posterior is beside it"):
+        load(tmp_path / "epoch=2.ckpt", Classifier())
     with pytest.raises(lw.InputError, match="no posterior at"):
         load(tmp_path / "nowhere", Classifier())

@@ -123,6 +123,10 @@ def write(posterior: Posterior, folder: str | os.PathLike[str]) -> Path:
 def find(folder: str | os.PathLike[str], model: nn.Module) -> Posterior:
     """The posterior of a file, or of a folder of checkpoints."""
     path = Path(folder)
+    if path.suffix == ".ckpt":
+        raise InputError(
+            f"load: {path.name} holds weights. The posterior is beside it: load({str(path.parent)!r}, model)."
+        )
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
         raise InputError(f"load: there is no posterior at {path}. It is written beside the checkpoints as {FILE}.")
