@@ -316,7 +316,7 @@ def test_multiple_choice(tmp_path, structure):
     torch.manual_seed(0)
     config = BertConfig(**SMALL, intermediate_size=16, max_position_embeddings=16)
     targets = LoraConfig(r=2, target_modules=["query", "value"], modules_to_save=["classifier"])
-    model = get_peft_model(BertForMultipleChoice(config), targets)
+    model = get_peft_model(BertForMultipleChoice(config), targets).double()
     it = trainer(model, tmp_path, train=Choices(24, 0), evaluated=Choices(12, 1))
     it.train()
     posterior = fit(it, structure=structure, tune=False, prior=2.0)
@@ -338,4 +338,4 @@ def test_multiple_choice(tmp_path, structure):
                 total[name] += torch.einsum("c,c...->...", p, (J - mean) ** 2)
         found = {n: posterior.curvature.diagonal()[posterior.layout[n]] for n in posterior.layout.names}
         for name in posterior.layout.names:
-            torch.testing.assert_close(found[name].float(), total[name].flatten(), rtol=1e-2, atol=1e-6)
+            torch.testing.assert_close(found[name].double(), total[name].flatten(), rtol=1e-8, atol=1e-14)
